@@ -1,4 +1,4 @@
-"""The end of a process as a failure, where it is too late to raise anything."""
+"""Make a process exit with a failure where it is too late to raise an exception."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class _Failing:
-    """A stream that cannot be flushed once the interpreter is finalised."""
+    """A stream whose flush fails once the interpreter is finalised."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -18,14 +18,14 @@ class _Failing:
     def flush(self) -> None:
         self._stream.flush()
         if sys.is_finalizing():
-            raise OSError("rlhf_patches: this process is to end with a status other than 0")
+            raise OSError("rlhf_patches: this process must exit with a nonzero status")
 
 
 def fail() -> None:
-    """Have this process end with status 120, Python's own for a standard stream that could not be flushed at exit.
+    """Make this process exit with status 120, Python's status if a standard stream cannot be flushed at exit.
 
-    What other code does at exit is done before and after that, files are closed and objects finalised: none of it is
-    with ``os._exit``, and what an exit handler raises does not count.
+    Exit handlers of other code still run, files are closed and objects finalised. ``os._exit`` would skip all of this,
+    and an exception in an exit handler does not change the exit status.
     """
     for name in ("stderr", "stdout"):
         stream = getattr(sys, name)

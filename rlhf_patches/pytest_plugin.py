@@ -1,6 +1,6 @@
-"""What pytest loads wherever rlhf-patches is installed: one fixture. Nothing is patched, or imported, until it is used.
+"""The pytest plugin of rlhf-patches: one fixture. It patches and imports nothing until a test uses the fixture.
 
-Where it is not loaded (``-p no:rlhf_patches``), ``from rlhf_patches.pytest_plugin import apply_patch`` brings it.
+Without the plugin (``-p no:rlhf_patches``), use ``from rlhf_patches.pytest_plugin import apply_patch``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def apply_patch() -> Iterator[Callable[[Patch | str], PatchReport]]:
-    """Applies one patch until the test ends: ``apply_patch("name")`` or ``apply_patch(PATCH)``; its row is returned.
+    """Apply one patch until the test ends: ``apply_patch("name")`` or ``apply_patch(PATCH)`` returns its report row.
 
-    The test fails if it is not applied, or not taken off again. Other patches are left as they are.
+    The test fails if the patch is not applied or not reverted. Other patches do not change.
     """
     with contextlib.ExitStack() as until_the_end:
 
@@ -31,7 +31,7 @@ def apply_patch() -> Iterator[Callable[[Patch | str], PatchReport]]:
 
             try:
                 return until_the_end.enter_context(in_process.applied(patch))
-            except (AssertionError, SettingsError, TypeError) as error:  # whose messages say all
+            except (AssertionError, SettingsError, TypeError) as error:  # the message suffices without a traceback
                 raise error.with_traceback(None) from None
 
         yield apply

@@ -1,1 +1,1 @@
-"""What somebody who writes a patch asks of upstream's code, and the plugin that is written for them."""
+"""For authors of patches: questions about upstream's code, and a generated plugin."""

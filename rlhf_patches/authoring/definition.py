@@ -1,4 +1,4 @@
-"""Changes written out as Python, as they stand in a patch's module, and text from outside that is to do nothing."""
+"""Write changes as the Python code of a patch's module, and outside text as inert comments and strings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STEP = "    "
 
 
 def one_line(change: Change) -> str:
-    """A change as a call, on one line."""
+    """A change as a call on one line."""
     named = _arguments(change)
     positional = [named.pop(name) for name in ("target", "pattern", "replacement") if isinstance(change, Rewrite)]
     arguments = [*map(repr, positional), *(f"{name}={value!r}" for name, value in named.items())]
@@ -24,23 +24,23 @@ def one_line(change: Change) -> str:
 
 
 def indented(change: Change, depth: int) -> str:
-    """A change as a call, an argument per line, as ruff and black lay it out; ``depth`` in steps of four blanks."""
+    """A change as a call, one argument per line, in the layout of ruff and black; ``depth`` in steps of four blanks."""
     outer, inner = _STEP * depth, _STEP * (depth + 1)
     lines = [f"{inner}{name}={_literal(value, depth + 1)}," for name, value in _arguments(change).items()]
     return "\n".join([f"{outer}{type(change).__name__}(", *lines, f"{outer})"])
 
 
 def comment(text: str) -> str:
-    """A text from outside as a comment, which ends where the text does, whatever it holds.
+    """Outside text as a comment that nothing in the text can end.
 
-    A carriage return ends a line for Python, a NUL the whole text, and `str.splitlines` knows eight more.
+    In Python a carriage return ends a line, and a NUL the whole text; `str.splitlines` knows eight more line ends.
     """
-    # In a file's first two lines this would be its encoding.
+    # In a file's first two lines this would set the encoding.
     return "# " + re.sub(r"coding(?=[:=])", "coding ", printable(text))
 
 
 def literal(text: str) -> str:
-    """A text as Python, in double quotes unless it has some; what cannot be seen is escaped."""
+    """A text as a Python literal, in double quotes unless it contains some; invisible characters are escaped."""
     if '"' in text and "'" not in text:
         return repr(text)
     quoted = printable(json.dumps(text, ensure_ascii=False))
@@ -48,14 +48,14 @@ def literal(text: str) -> str:
 
 
 def _arguments(change: Change) -> dict[str, Any]:
-    """What a change is made with, less what is the default."""
-    found = {}
+    """The arguments of a change, without defaults."""
+    arguments = {}
     for each in fields(change):
         value = getattr(change, each.name)
         default = each.default if each.default_factory is MISSING else each.default_factory()
         if value != default:
-            found[each.name] = dict(value) if isinstance(value, Mapping) else value
-    return found
+            arguments[each.name] = dict(value) if isinstance(value, Mapping) else value
+    return arguments
 
 
 def _literal(value: object, depth: int) -> str:

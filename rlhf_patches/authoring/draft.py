@@ -1,7 +1,7 @@
-"""Rewrites that make a function what it is in a fixed text. What is drafted is proven: the syntax trees are equal.
+"""Draft rewrites that turn a function into its fixed version. Drafts are proven: the resulting syntax trees are equal.
 
-The trees of both are compared, the smallest nodes that differ become patterns and replacements, and where such a
-pattern is not the only one of its kind, or a replacement takes more lines than there are, the node around it is taken.
+The smallest differing nodes of the two trees become patterns and replacements. If such a pattern also matches
+elsewhere, or a replacement takes more lines than the node has, the enclosing node is used.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from ..guards.edits import NoEffect, Undefined, Unrecognised, edited
 from ..guards.places import FunctionNode, Source
 
 _MOST_LINES = 12
-"""Of a pattern: a larger one fits no second release."""
+"""The most lines of a pattern: a larger one fits no second release."""
 _INSTEAD = "Wrap or Replace the function"
 
 _Located = Union[ast.stmt, ast.expr]
 
 
 class Inexpressible(Exception):
-    """No rewrite makes the change; the message says why, and what does."""
+    """No rewrite can make the change; the message has the reason and an alternative."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Pair:
-    """A node of the old tree and what it is in the new one, and the pair around it."""
+    """A node of the old tree, its counterpart in the new tree, and the enclosing pair."""
 
     old: ast.AST
     new: ast.AST
@@ -43,7 +43,7 @@ class _Pair:
 
 @dataclass(frozen=True, eq=False)
 class _Site:
-    """A node that becomes others: an expression one, a statement any number of them."""
+    """A node and its replacement: one expression for an expression, any number of statements for a statement."""
 
     old: _Located
     new: tuple[ast.AST, ...]
@@ -51,13 +51,13 @@ class _Site:
 
 
 def rewrites(target: str, old: Source, new: Source) -> tuple[Rewrite, ...]:
-    """The rewrites that make the function ``target`` of ``old`` what it is in ``new``; none if that is the same.
+    """The rewrites that turn the function ``target`` of ``old`` into that of ``new``; empty if they are equal.
 
     Docstrings, annotations and comments do not count.
 
     Raises:
-        Inexpressible: there are none, or none that could be proven.
-        NotFound, Unreadable: it is not in both.
+        Inexpressible: there are no such rewrites, or none that could be proven.
+        NotFound, Unreadable: the function is not in both.
     """
     qualname = target.partition(":")[2]
     before, after = sources.find_function(old, qualname), sources.find_function(new, qualname)
@@ -65,22 +65,22 @@ def rewrites(target: str, old: Source, new: Source) -> tuple[Rewrite, ...]:
         return ()
     parameters = fingerprints.signature_of(after)
     if fingerprints.signature_of(before) != parameters:
-        raise Inexpressible(f"its parameters become {parameters}, which no change of its code gives it: {_INSTEAD}")
+        raise Inexpressible(f"its parameters become {parameters}, which a change of its code cannot do: {_INSTEAD}")
     if not _same(before.decorator_list, after.decorator_list):
-        raise Inexpressible(f"its decorators change, which have run when it can be patched: {_INSTEAD}")
+        raise Inexpressible(f"its decorators change, but they run before it can be patched: {_INSTEAD}")
     draft = _Draft(target, old, new, before, after)
     sites = list(_differences(_Pair(before, after)))
     while True:
         try:
-            found = draft.of(sites)
-            draft.prove(found, sites)
-            return draft.told_apart(found, sites)
+            drafted = draft.of(sites)
+            draft.prove(drafted, sites)
+            return draft.distinguished(drafted, sites)
         except _TooSmall as error:
             sites = _larger(sites, error)
 
 
 class _TooSmall(Exception):
-    """These sites cannot be written as they are: what is around them may be."""
+    """These sites cannot be written as rewrites; the enclosing nodes may be."""
 
     def __init__(self, sites: Sequence[_Site], why: str) -> None:
         super().__init__(why)
@@ -88,7 +88,7 @@ class _TooSmall(Exception):
 
 
 def _larger(sites: Sequence[_Site], error: _TooSmall) -> list[_Site]:
-    """The sites with what is around those that were too small in their place."""
+    """The sites, with the enclosing nodes in place of those that were too small."""
     kept = [site for site in sites if site not in error.sites]
     for site in error.sites:
         pair = site.around
@@ -112,12 +112,12 @@ class _Draft:
     after: FunctionNode
 
     def of(self, sites: Sequence[_Site]) -> tuple[Rewrite, ...]:
-        """A rewrite for each site, one for those that are alike."""
+        """A rewrite for each site; equal sites share one."""
         groups: dict[tuple[str, str], list[_Site]] = {}
         for site in sites:
             groups.setdefault((_key([site.old]), _key(site.new)), []).append(site)
-        found = [self._rewrite(group) for group in groups.values()]
-        return tuple(rewrite for _, rewrite in sorted(found, key=lambda item: item[0]))
+        drafted = [self._rewrite(group) for group in groups.values()]
+        return tuple(rewrite for _, rewrite in sorted(drafted, key=lambda item: item[0]))
 
     def _rewrite(self, group: list[_Site]) -> tuple[int, Rewrite]:
         site = group[0]
@@ -128,7 +128,7 @@ class _Draft:
             if replacement.count("\n") < lines:
                 return min(starts), Rewrite(self.target, pattern, replacement, matches=len(group))
         raise _TooSmall(
-            group, f"line {site.old.lineno} has no room for what it becomes, and edits must leave every line in place"
+            group, f"the replacement of line {site.old.lineno} needs more lines, and edits must not move lines"
         )
 
     def _pattern(self, group: list[_Site], starts: set[int]) -> str:
@@ -139,22 +139,22 @@ class _Draft:
                 too_long = lines
                 continue
             try:
-                found = patterns.matches(self.old, self.before, pattern)
+                matches = patterns.matches(self.old, self.before, pattern)
             except DefinitionError:
                 continue
-            places = {match.range().start.index for match in found}
-            if places == starts and len(found) == len(starts):
+            places = {match.range().start.index for match in matches}
+            if places == starts and len(matches) == len(starts):
                 return pattern
             if starts < places:
-                why = f"is there {len(found)} times, of which the fix changes {len(starts)}"
+                why = f"occurs {len(matches)} times, of which the fix changes {len(starts)}"
         if too_long:
-            raise Inexpressible(f"the least that can be rewritten has {too_long} lines: {_INSTEAD}")
+            raise Inexpressible(f"the smallest possible rewrite has {too_long} lines: {_INSTEAD}")
         raise _TooSmall(group, f"the code in line {group[0].old.lineno} {why}")
 
-    def prove(self, found: Sequence[Rewrite], sites: Sequence[_Site]) -> None:
-        """Check that the engine takes the rewrites, and makes of the function what the fix does."""
+    def prove(self, drafted: Sequence[Rewrite], sites: Sequence[_Site]) -> None:
+        """Check that the engine accepts the rewrites, and that their result is the fixed function."""
         try:
-            recognised = [shapes.recognise(rewrite, self.old) for rewrite in found]
+            recognised = [shapes.recognise(rewrite, self.old) for rewrite in drafted]
             shapes.check_compiles(recognised, lines=True)
             edits = shapes.combined([item.edits for item in recognised], self.target)
         except Undefined as error:
@@ -164,24 +164,24 @@ class _Draft:
         text = self.old._replace(text=edited(self.old.text, edits))
         made = sources.find_function(text, self.target.partition(":")[2])
         if fingerprints.fingerprint_of(made) != fingerprints.fingerprint_of(self.after):
-            raise _TooSmall(sites, "what rewrites make of it is not what the fix does")
+            raise _TooSmall(sites, "the result of the rewrites differs from the fix")
 
-    def told_apart(self, found: tuple[Rewrite, ...], sites: Sequence[_Site]) -> tuple[Rewrite, ...]:
-        """The rewrites, such that one of them at least does not fit the fixed code."""
-        if not all(map(self._fits_the_fix, found)):
-            return found
+    def distinguished(self, drafted: tuple[Rewrite, ...], sites: Sequence[_Site]) -> tuple[Rewrite, ...]:
+        """The rewrites, changed so that at least one of them does not match the fixed code."""
+        if not all(map(self._fits_the_fix, drafted)):
+            return drafted
         for node in (node for site in sites for new in site.new for node in [new, *ast.walk(new)]):
             if not isinstance(node, (ast.stmt, ast.expr)):
                 continue
             for pattern in _patterns(self.new.text, node):
-                first = replace(found[0], unless=(pattern,))
+                first = replace(drafted[0], unless=(pattern,))
                 try:
                     shapes.recognise(first, self.old)
                 except (Unrecognised, DefinitionError):
                     continue
                 if not self._fits_the_fix(first):
-                    return (first, *found[1:])
-        raise Inexpressible(f"nothing tells the fixed code from it: {_INSTEAD}, which go by fingerprints")
+                    return (first, *drafted[1:])
+        raise Inexpressible(f"no pattern distinguishes the fixed code: {_INSTEAD}, which use fingerprints")
 
     def _fits_the_fix(self, rewrite: Rewrite) -> bool:
         try:
@@ -195,7 +195,7 @@ class _Draft:
 
 
 def _differences(pair: _Pair) -> Iterator[_Site]:
-    """The smallest nodes of a pair, which is not the same, that differ."""
+    """The smallest differing nodes of a pair that differs."""
     old, new = pair.old, pair.new
     if type(old) is not type(new) or isinstance(old, (ast.JoinedStr, ast.Constant)):
         yield from _whole(pair)
@@ -225,9 +225,9 @@ def _differences(pair: _Pair) -> Iterator[_Site]:
 
 
 def _whole(pair: _Pair) -> Iterator[_Site]:
-    """The pair, or the nearest one around it that has a place in the text.
+    """The pair, or the nearest enclosing pair that has a position in the text.
 
-    Not a name or a constant alone, where the expression around it is on one line, too: ``int`` fits any use of it.
+    A name or constant alone is not used if the enclosing expression is on one line: ``int`` matches any use of it.
     """
     while not isinstance(pair.old, (ast.stmt, ast.expr)):
         assert pair.around is not None
@@ -252,7 +252,7 @@ def _code(owner: ast.AST, name: str, body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _in_block(old: list[ast.stmt], new: list[ast.stmt], around: _Pair) -> Iterator[_Site]:
-    """Statements that are another number of them now: each old one becomes some of the new ones."""
+    """Statements whose number changes: each old statement becomes some of the new ones."""
     becomes: list[list[ast.stmt]] = [[] for _ in old]
     for tag, start, end, first, last in _aligned(old, new):
         if tag == "insert":
@@ -262,7 +262,7 @@ def _in_block(old: list[ast.stmt], new: list[ast.stmt], around: _Pair) -> Iterat
             if before < len(old):
                 becomes[before] += new[first:last]
             continue
-        # One by one; what is left over goes to the last.
+        # One by one; the last one takes the rest.
         pairs = min(end - start, last - first)
         for index in range(pairs):
             becomes[start + index].append(new[first + index])
@@ -280,7 +280,7 @@ def _in_block(old: list[ast.stmt], new: list[ast.stmt], around: _Pair) -> Iterat
 
 
 def _aligned(old: list[ast.stmt], new: list[ast.stmt]) -> Iterator[tuple[str, int, int, int, int]]:
-    """As difflib's opcodes: equal statements, and between these such as do the same kind of thing to the same."""
+    """difflib's opcodes for equal statements, and between these for statements with the same `_gist`."""
     for tag, start, end, first, last in _opcodes(old, new, fingerprints.canonical):
         if tag == "replace":
             for kind, *places in _opcodes(old[start:end], new[first:last], _gist):
@@ -296,7 +296,7 @@ def _opcodes(
 
 
 def _gist(statement: ast.stmt) -> str:
-    """What a statement is about: what it assigns to, or calls."""
+    """The subject of a statement: the target of its assignment or call."""
     about: Any = getattr(statement, "targets", None) or getattr(statement, "target", None)
     if about is None and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         about = statement.value.func
@@ -315,7 +315,7 @@ def _key(nodes: Sequence[ast.AST]) -> str:
 
 
 def _patterns(text: str, node: ast.AST) -> Iterator[str]:
-    """How a node may be written as a pattern: as it stands there, if it is short, and on one line."""
+    """A node's possible patterns: its text if it is short, and on one line."""
     segment = _segment(text, node)
     joined = " ".join(line.strip() for line in segment.splitlines())
     flat = not isinstance(node, ast.stmt) or not hasattr(node, "body")
@@ -326,7 +326,7 @@ def _patterns(text: str, node: ast.AST) -> Iterator[str]:
 
 
 def _replacements(text: str, site: _Site) -> Iterator[str]:
-    """How what a node becomes may be written, the most readable first."""
+    """The possible texts of a node's replacement, the most readable first."""
     if isinstance(site.old, ast.expr):
         yield _on_a_line(text, site.new[0])
         return
@@ -345,7 +345,7 @@ def _on_a_line(text: str, node: ast.AST) -> str:
 
 
 def _compact(nodes: Iterable[ast.AST], text: str) -> list[str]:
-    """Statements on as few lines as Python allows: simple ones beside each other, and behind a colon."""
+    """Statements on as few lines as Python allows: simple ones on one line, or after a colon."""
     rows = _Rows(text)
     block = ast.Module(rows.merged(copy.deepcopy(list(nodes))), [])
     lines: list[str] = []
@@ -366,24 +366,24 @@ class _Row(NamedTuple):
 
 
 class _Rows:
-    """Simple statements beside each other become a name that stands for them; ``texts`` has what it stands for."""
+    """Consecutive simple statements become a placeholder name; ``texts`` has their text by name."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self.texts: dict[str, _Row] = {}
 
     def merged(self, block: list[Any]) -> list[ast.stmt]:
-        found: list[ast.stmt] = []
+        statements_of_block: list[ast.stmt] = []
         for compound, group in itertools.groupby(block, lambda node: hasattr(node, "body") or hasattr(node, "cases")):
             statements = list(group)
             if compound:
-                found += map(self._with_rows, statements)
+                statements_of_block += map(self._with_rows, statements)
             else:
                 name = f"__row_{len(self.texts)}__"
                 text = "; ".join(_on_a_line(self._text, each) for each in statements)
                 self.texts[name] = _Row(text, len(statements) == len(block))
-                found.append(ast.Expr(ast.Name(name, ast.Load())))
-        return found
+                statements_of_block.append(ast.Expr(ast.Name(name, ast.Load())))
+        return statements_of_block
 
     def _with_rows(self, node: Any) -> Any:
         for name in ("body", "orelse", "finalbody"):
@@ -395,8 +395,8 @@ class _Rows:
 
 
 def _segment(text: str, node: ast.AST) -> str:
-    found = ast.get_source_segment(text, node, padded=True) if text else ""
-    return textwrap.dedent(found or ast.unparse(node)).strip("\n")
+    segment = ast.get_source_segment(text, node, padded=True) if text else ""
+    return textwrap.dedent(segment or ast.unparse(node)).strip("\n")
 
 
 def _height(node: ast.AST) -> int:
@@ -406,7 +406,7 @@ def _height(node: ast.AST) -> int:
 
 
 def _index(text: str, node: _Located) -> int:
-    """Where a node begins, in characters of the text."""
+    """The offset of a node in the text, in characters."""
     lines = text.split("\n")
     before = lines[node.lineno - 1].encode()[: node.col_offset].decode()
     return sum(len(line) + 1 for line in lines[: node.lineno - 1]) + len(before)

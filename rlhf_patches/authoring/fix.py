@@ -1,4 +1,4 @@
-"""An upstream fix, a unified diff, as rewrites of the code that it repairs: what of it can be one, and what cannot."""
+"""Convert an upstream fix, a unified diff, to rewrites, and list the parts that cannot be converted."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _USES = "a Rewrite's `uses` brings what its replacement needs"
 LARGEST = 8 * 2**20
 """Bytes of a diff."""
 _MOST_HUNKS, _MOST_LINES = 200, 1000
-"""Of one file, that are drafted: what repairs a bug has some tens, and a draft takes the square of them."""
+"""The most lines of one file that are drafted: a fix has some tens, and drafting takes quadratic time."""
 _NOT_OF_THE_PACKAGE = {"test", "tests", "testing", "doc", "docs", "examples", "benchmarks", ".github"}
 
 
 class FixError(Exception):
-    """The diff cannot be read; the message says why."""
+    """The diff cannot be read; the message has the reason."""
 
 
 @dataclass
@@ -38,10 +38,10 @@ class Hunk:
     """A hunk of a fix.
 
     Attributes:
-        label: its file and the lines that it is for, as the diff states them.
-        drafted: the functions in it whose change is drafted.
-        open: what of it is not, each with the reason and what does it.
-        notes: what of it needs nothing.
+        label: the file and lines, as in the diff.
+        drafted: the functions whose change is drafted.
+        open: parts that are not drafted, each with the reason and an alternative.
+        notes: parts that need no change.
     """
 
     label: str
@@ -51,15 +51,15 @@ class Hunk:
 
 
 class Fix(NamedTuple):
-    """What is drafted of a fix.
+    """The draft of a fix.
 
     Attributes:
-        subject: of the commit's message, where the diff has one.
-        rewrites: by target; none of a function that is drafted in part only.
+        subject: the subject of the commit message, if the diff has one.
+        rewrites: by target; none for a function that is drafted only in part.
         nodes: the functions, by target.
-        modules: those that its files are.
-        hunks: what became of each.
-        skipped: files that are no code of a package, and why each is.
+        modules: the modules of its files.
+        hunks: the result for each hunk.
+        skipped: files that are not code of a package, each with the reason.
     """
 
     subject: str
@@ -71,10 +71,10 @@ class Fix(NamedTuple):
 
 
 def check_it_can_be_read() -> None:
-    """Check that what reads diffs is installed: before a release is fetched, or standard input waited for.
+    """Check that unidiff is installed, before fetching a release or waiting for standard input.
 
     Raises:
-        FixError: it is not.
+        FixError: unidiff is not installed.
     """
     try:
         import unidiff.patch  # noqa: F401
@@ -90,16 +90,16 @@ def read(text: str, upstream: Upstream) -> Fix:
 
     Args:
         text: the diff.
-        upstream: the code that it is to repair.
+        upstream: the code to repair.
 
     Raises:
-        FixError: it is no diff.
+        FixError: the text is not a unified diff.
         UpstreamError: a module cannot be read.
     """
     fix = Fix(_subject(text), {}, {}, [], [], [])
     files = _parsed(text)
     if not files:
-        raise FixError("there is no hunk in it: expected a unified diff, as `git format-patch` and `git diff` write it")
+        raise FixError("the input has no hunk: expected a unified diff by `git format-patch` or `git diff`")
     for file in files:
         why = _skipped(file)
         if why:
@@ -121,7 +121,7 @@ def _parsed(text: str) -> list[Any]:
     try:
         return list(PatchSet(text))
     except UnidiffParseError as error:
-        raise FixError(f"it does not read as a unified diff: {error}") from error
+        raise FixError(f"the input is not a valid unified diff: {error}") from error
 
 
 def _subject(text: str) -> str:
@@ -136,11 +136,11 @@ def _subject(text: str) -> str:
 def _skipped(file: PatchedFile) -> str:
     folders, name = posixpath.split(file.path)
     if not name.endswith(".py"):
-        return "no Python"
+        return "not Python"
     if set(folders.split("/")) & _NOT_OF_THE_PACKAGE or name.startswith("test_") or name == "conftest.py":
         return "tests, documentation or examples"
     if file.is_added_file:
-        return "a new module: put what the fix needs of it into your package, and name it in `uses`"
+        return "a new module: put the parts that the fix needs into your package, and name them in `uses`"
     if file.is_removed_file:
         return "removed, which needs no patch"
     if not len(file):
@@ -149,13 +149,13 @@ def _skipped(file: PatchedFile) -> str:
 
 
 def _module(path: str, upstream: Upstream) -> Source | None:
-    """The module that a file of a repository is: the longest end of its path that there is."""
+    """The module of a repository's file: the longest suffix of its path that is a module."""
     parts = path.removesuffix(".py").split("/")
     if parts[-1] == "__init__":
         parts.pop()
     for first in range(len(parts)):
         name = ".".join(parts[first:])
-        # What is left of a path within a package is no module of its own.
+        # A suffix that begins within a package is not a module.
         if all(part.isidentifier() for part in parts[first:]) and (first == 0 or "." in name):
             try:
                 return upstream.source(name)
@@ -165,7 +165,7 @@ def _module(path: str, upstream: Upstream) -> Source | None:
 
 
 class _Change(NamedTuple):
-    """The lines that a hunk takes out of a text and puts into it, from 1."""
+    """The lines that a hunk removes and adds, counted from 1."""
 
     hunk: Hunk
     removed: list[int]
@@ -180,7 +180,7 @@ class _File:
         self.outcomes: dict[str, _Outcome] = {}
 
     def read(self, file: PatchedFile) -> None:
-        """Draft what its hunks change."""
+        """Draft the changes of its hunks."""
         lines = sum(map(len, file))
         if len(file) > _MOST_HUNKS or lines > _MOST_LINES:
             why = f"{len(file)} hunks of {lines} lines: expected {_MOST_HUNKS} of {_MOST_LINES} at most; {_INSTEAD}"
@@ -200,10 +200,10 @@ class _File:
         for change in changes:
             removed, added = before.owners(self.source.text, change.removed), after.owners(fixed, change.added)
             for owner in dict.fromkeys([*removed, *added]):
-                self._tell(change.hunk, owner, before, after, new)
+                self._record(change.hunk, owner, before, after, new)
 
     def _applied(self, file: PatchedFile) -> tuple[str | None, list[_Change]]:
-        """The text with all hunks, None where one does not fit."""
+        """The text with all hunks applied; None if one does not fit."""
         lines = self.source.text.split("\n")
         result, at, changes, fits = [], 0, [], True
         for each in file:
@@ -219,7 +219,7 @@ class _File:
                 new = [_text(line) for line in each if line.is_context or line.is_added]
                 there = new and _place(lines, new, each.source_start - 1, 0) is not None
                 change.hunk.open.append(
-                    "the code has it already" if there else f"its lines are not those of {self.source.filename}"
+                    "the code already has this change" if there else f"its lines do not match {self.source.filename}"
                 )
                 continue
             result += lines[at:start]
@@ -240,8 +240,8 @@ class _File:
             return None, changes
         return "\n".join(result + lines[at:]), changes
 
-    def _tell(self, hunk: Hunk, owner: _Owner, before: _Outline, after: _Outline, new: Source) -> None:
-        """What becomes of a hunk's lines in one function, or outside of any."""
+    def _record(self, hunk: Hunk, owner: _Owner, before: _Outline, after: _Outline, new: Source) -> None:
+        """Record the result for a hunk's lines in one function, or outside of functions."""
         if not owner.is_function:
             hunk.open.append(f"{self.source.module}: {owner.what}")
             return
@@ -257,17 +257,17 @@ class _File:
     def _drafted(self, target: str, qualname: str, new: Source) -> _Outcome:
         if target not in self.outcomes:
             try:
-                found = draft.rewrites(target, self.source, new)
+                drafted = draft.rewrites(target, self.source, new)
             except (Inexpressible, NotFound) as error:
                 self.outcomes[target] = _Outcome("open", f"{target}: {error}")
             else:
-                if found:
-                    self.fix.rewrites[target] = found
+                if drafted:
+                    self.fix.rewrites[target] = drafted
                     self.fix.nodes[target] = sources.find_function(self.source, qualname)
                     self.outcomes[target] = _Outcome("drafted", target)
                 else:
-                    said = f"{target}: comments, docstring or annotations alone, which need no patch"
-                    self.outcomes[target] = _Outcome("notes", said)
+                    note = f"{target}: only comments, docstring or annotations, which need no patch"
+                    self.outcomes[target] = _Outcome("notes", note)
         return self.outcomes[target]
 
 
@@ -281,7 +281,7 @@ def _text(line: Any) -> str:
 
 
 def _place(lines: list[str], old: list[str], stated: int, at: int) -> int | None:
-    """Where a hunk's lines are, at or after ``at``: the place nearest to the one that it states."""
+    """The position of a hunk's lines at or after ``at``, nearest to the stated one."""
     if not old:
         return max(stated + 1, at)
     places = [i for i in range(at, len(lines) - len(old) + 1) if lines[i : i + len(old)] == old]
@@ -294,7 +294,7 @@ class _Owner(NamedTuple):
 
 
 class _Outline:
-    """Which line of a module belongs to what."""
+    """The owner of each line of a module."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._spans: list[tuple[int, int, _Owner]] = []
@@ -306,7 +306,7 @@ class _Outline:
                 self.functions.add(owner.what)
 
     def owners(self, text: str, numbers: list[int]) -> Iterator[_Owner]:
-        """What each of these lines belongs to, the innermost; nothing outside functions that is blank or a comment."""
+        """The innermost owner of each line; blank lines and comments outside functions have none."""
         lines = text.split("\n")
         for number in numbers:
             around = [(end - start, owner) for start, end, owner in self._spans if start <= number <= end]
@@ -316,18 +316,19 @@ class _Outline:
 
 
 def _owned(scope: ast.AST, prefix: str) -> Iterator[tuple[ast.stmt, _Owner]]:
-    """Statements outside of functions, and functions; those of classes too."""
+    """Functions, and statements outside of functions, including those of classes."""
     for node in ast.iter_child_nodes(scope):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield node, _Owner(prefix + node.name, True)
         elif isinstance(node, ast.ClassDef):
             inner = _owned(node, f"{prefix}{node.name}.")
-            said = f"code of the class {prefix}{node.name}, which exists by then: Wrap or Replace its methods"
-            yield node, _Owner(said)
-            yield from ((each, owner if owner.is_function else _Owner(said)) for each, owner in inner)
+            reason = f"code of the class {prefix}{node.name}, which exists before it can be patched"
+            reason += ": Wrap or Replace its methods"
+            yield node, _Owner(reason)
+            yield from ((each, owner if owner.is_function else _Owner(reason)) for each, owner in inner)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             yield node, _Owner(f"an import: {_USES}")
         elif isinstance(node, ast.stmt):
-            said = "code that runs once, at import, before it can be patched: Wrap or Replace the functions that use it"
-            yield node, _Owner(said)
+            reason = "code that runs once, at import, before it can be patched: Wrap or Replace its users"
+            yield node, _Owner(reason)
             yield from _owned(node, prefix)

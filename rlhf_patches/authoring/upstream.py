@@ -1,4 +1,4 @@
-"""The code that a patch is written for: what is installed here, or one release; read as text, never imported."""
+"""The code that a patch is written for: the installed one, or one release; read as text, never imported."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from ..offline.archive import Release
 
 
 class UpstreamError(Exception):
-    """There is no such release, module or function; the message names it."""
+    """The release, module or function does not exist; the message names it."""
 
 
 class Owner(NamedTuple):
-    """The distribution that a file belongs to; its version is None where the metadata states none of PEP 440."""
+    """The distribution of a file; its version is None if the metadata has no PEP 440 version."""
 
     distribution: str
     version: str | None
@@ -39,21 +39,21 @@ class Owner(NamedTuple):
 
 
 class Upstream(NamedTuple):
-    """What is installed here (``release`` is None), or one release."""
+    """The installed code (``release`` is None), or one release."""
 
     release: Release | None
 
     @property
     def where(self) -> str:
-        """Where it is, for messages."""
+        """The place, for messages."""
         return "installed here" if self.release is None else f"in {self.release.label}"
 
     def source(self, module: str) -> Source:
         """The text of a module.
 
         Raises:
-            NotFound: there is none.
-            UpstreamError: it is there, and cannot be read.
+            NotFound: the module does not exist.
+            UpstreamError: the module exists and cannot be read.
         """
         try:
             return locating.read_module(module) if self.release is None else self.release.source(module)
@@ -61,14 +61,14 @@ class Upstream(NamedTuple):
             raise UpstreamError(str(error)) from error
 
     def function(self, target: str) -> tuple[Source, FunctionNode]:
-        """The function ``MODULE:FUNC``, and the module that it is in.
+        """The function ``MODULE:FUNC``, and its module.
 
         Raises:
-            UpstreamError: it is not there, or not a function's name.
+            UpstreamError: the function does not exist, or the name is not a function's.
         """
         module, _, qualname = target.partition(":")
         if not module or not qualname:
-            raise UpstreamError(f"{target!r} is no function: expected MODULE:FUNC, such as pkg.mod:Class.method")
+            raise UpstreamError(f"{target!r} is not a function: expected MODULE:FUNC, such as pkg.mod:Class.method")
         try:
             source = self.source(module)
             if qualname not in sources.functions_of(source):
@@ -78,20 +78,20 @@ class Upstream(NamedTuple):
             raise UpstreamError(str(error)) from error
 
     def _instead(self, source: Source, qualname: str) -> str:
-        """What may have been meant by a function that the module does not define; empty where nothing is like it."""
+        """A suggestion for a function that the module does not define; empty if there is none."""
         home = self._home(source, qualname, set())
         if home is not None:
-            return f", which imports it: {home} is where it is defined"
+            return f", which imports it: it is defined in {home}"
         owner = qualname.rpartition(".")[0]
         for node in ast.walk(sources.parse(source)):
             if isinstance(node, ast.ClassDef) and owner.rpartition(".")[2] == node.name and node.bases:
                 bases = ", ".join(ast.unparse(base) for base in node.bases)
-                return f": where {owner} inherits it (from {bases}), name the class that defines it"
+                return f": if {owner} inherits it (from {bases}), name the class that defines it"
         near = difflib.get_close_matches(qualname, sources.functions_of(source), n=3)
-        return f"; the nearest there: {', '.join(near)}" if near else ""
+        return f"; similar names: {', '.join(near)}" if near else ""
 
     def _home(self, source: Source, qualname: str, seen: set[str]) -> str | None:
-        """The ``MODULE:FUNC`` that a module's imports make ``qualname``, those for type checkers included."""
+        """The ``MODULE:FUNC`` that ``qualname`` is by the module's imports, including those for type checkers."""
         if qualname in sources.functions_of(source):
             return f"{source.module}:{qualname}"
         seen.add(source.module)
@@ -110,30 +110,30 @@ class Upstream(NamedTuple):
         return None
 
     def owner(self, source: Source) -> Owner | None:
-        """The distribution whose metadata list a module's file; None where none does, or several do."""
+        """The distribution whose metadata list a module's file; None if none or several do."""
         if self.release is None:
             return _owner_of(source.filename)
         if os.path.isdir(self.release.label):
-            found = _owner_of(source.filename, [self.release.label])
-            if found is not None:
-                return found
+            owner = _owner_of(source.filename, [self.release.label])
+            if owner is not None:
+                return owner
         return _owner(*self.release.claims[0]) if len(self.release.claims) == 1 else None
 
 
 def open_upstream(release: str | None) -> Upstream:
-    """What is installed here for None, else a wheel, an sdist, a directory, or ``NAME==VERSION``.
+    """The installed code for None, else a wheel, an sdist, a directory, or ``NAME==VERSION``.
 
     Raises:
-        UpstreamError: there is no such release.
+        UpstreamError: the release does not exist.
     """
     try:
-        return Upstream(None if release is None else archive.open_release(download.found(release)))
+        return Upstream(None if release is None else archive.open_release(download.path_of(release)))
     except (members.ReleaseError, download.DownloadError) as error:
         raise UpstreamError(str(error)) from error
 
 
 def _owner(name: str, version: str | None) -> Owner | None:
-    """What metadata state, as far as it may stand in a file that we write; None where the name is none."""
+    """The owner by its metadata, if valid for a generated file; None if the name is not valid."""
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):
         return None
     try:
@@ -144,10 +144,10 @@ def _owner(name: str, version: str | None) -> Owner | None:
 
 def _owner_of(file: str, path: Sequence[str] | None = None) -> Owner | None:
     copies = list(_copies(path))
-    found = {owner for owner, _, listed in copies if listed(file)}
-    if not found:  # an editable install lists the files that lead to its folder
-        found = {owner for owner, root, _ in copies if not _is_in(file, root) and _is_editable(owner, file)}
-    return found.pop() if len(found) == 1 else None
+    owners = {owner for owner, _, listed in copies if listed(file)}
+    if not owners:  # an editable install lists the files that point to its folder
+        owners = {owner for owner, root, _ in copies if not _is_in(file, root) and _is_editable(owner, file)}
+    return owners.pop() if len(owners) == 1 else None
 
 
 def _copies(path: Sequence[str] | None) -> Iterable[tuple[Owner, str, _Lists]]:
@@ -171,7 +171,7 @@ class _Lists(NamedTuple):
         real = os.path.realpath(file)
         if not _is_in(real, self.root):
             return False
-        # Found as text: torch's has 15,000 lines, and there are hundreds of distributions.
+        # Searched as text: torch's list has 15,000 lines, and there are hundreds of distributions.
         return f"\n{Path(real).relative_to(self.root).as_posix()}," in f"\n{self.record}"
 
 

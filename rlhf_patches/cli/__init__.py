@@ -1,11 +1,11 @@
-"""The command ``rlhf-patches``. No framework is imported: it works on a login node without a GPU.
+"""The command ``rlhf-patches``. It imports no framework, so it works on a login node without a GPU.
 
-What ``prove`` tries imports them, in processes of its own.
+``prove`` imports frameworks in child processes only.
 
-Exit status: 0 all well, 1 a patch is refused or failed, a plugin is broken, the processes of a run differ, ``audit``
-has found a bug or could not look up all that was named, ``survey`` has found a range that is wrong, ``prove`` a patch
-that does not repair, 2 the command line, a setting, a release given to ``check`` or looked at by ``survey``, or a file
-given to ``report`` or ``audit`` is wrong, or ``prove`` could not try what it was asked to.
+Exit status: 0: no problem. 1: a patch is refused or failed, a plugin is broken, the processes of a run differ,
+``audit`` detected a bug or could not look up every entry, ``survey`` detected a wrong range, or ``prove`` a patch that
+does not repair its bug. 2: the command line, a setting, a release given to ``check`` or read by ``survey``, or a file
+given to ``report`` or ``audit`` is invalid, or ``prove`` could not run a requested proof.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..definitions.errors import DefinitionError
 from . import output
 from .command_line import INTERRUPTED, Commands, UsageError
 
-# Which module declares a command: only that one is loaded, for all of them take longer than what most commands do.
+# The module that declares each command. Only that module is loaded: loading all takes longer than most commands run.
 _MODULES = {
     "list": "catalogue",
     "explain": "catalogue",
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status.
 
     Args:
-        arguments: those of the command line; None means this process's.
+        arguments: the command line's arguments; None means those of this process.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser(arguments)
@@ -60,20 +60,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output.complain(f"there is no command {arguments[0]!r}{settings.nearest(arguments[0], list(_MODULES))}")
         return 2
     options = parser.parse_args(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal or pipe that knows ASCII only, say
+    if isinstance(sys.stdout, io.TextIOWrapper):  # for example a terminal or pipe that supports ASCII only
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = int(options.action(options))
-        sys.stdout.flush()  # here, where a reader that has gone is not an error
+        sys.stdout.flush()  # here, where a closed pipe is not an error
         return status
     except (UsageError, DefinitionError, settings.SettingsError, *options.wrong) as error:
         output.complain(str(error))
         return 2
-    except (RecursionError, MemoryError) as error:  # of a parser's: of what was read no more can be said
-        what = "is nested too deeply" if isinstance(error, RecursionError) else "takes more memory than there is"
-        output.complain(f"{arguments[0]}: what was read {what}")
+    except (RecursionError, MemoryError) as error:  # raised by a parser
+        what = "is nested too deeply" if isinstance(error, RecursionError) else "exceeds the available memory"
+        output.complain(f"{arguments[0]}: the input {what}")
         return 2
-    except KeyboardInterrupt:  # a command that writes puts its files in place at once, at its end
+    except KeyboardInterrupt:  # commands write their files atomically, at the end
         output.complain("interrupted")
         return INTERRUPTED
     except BrokenPipeError:  # `rlhf-patches list | head`
@@ -82,22 +82,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """With the command that these begin with, and its neighbours; with all of them where they begin with none."""
+    """The parser of the command that ``arguments`` begin with and of its module; all commands without a known one."""
     parser = argparse.ArgumentParser(
         prog="rlhf-patches",  # as `python -m rlhf_patches`, too
         description="Repairs known bugs of RLHF training stacks at run time.",
         epilog="examples:\n"
-        "  rlhf-patches doctor                                 what would be patched here, and why\n"
-        "  rlhf-patches diff megatron-core-forward-pre-hook-reentry the change, in your own installed source\n"
+        "  rlhf-patches doctor                                 what each patch would do here, and why\n"
+        "  rlhf-patches diff megatron-core-forward-pre-hook-reentry the change to your installed source\n"
         "  rlhf-patches check verl==0.9.1                      the same for a release that is not installed\n"
-        "  rlhf-patches audit requirements.txt uv.lock         which known bugs these versions have\n"
-        "  rlhf-patches prove                                  try each of them here: without it, then with it\n"
-        "  rlhf-patches diagnose train.log                     which known bug an error is\n"
-        "  rlhf-patches rehearse -- python train.py            is the gradient of this very run right?\n"
+        "  rlhf-patches audit requirements.txt uv.lock         known bugs of these versions\n"
+        "  rlhf-patches prove                                  run each patch here: without it, then with it\n"
+        "  rlhf-patches diagnose train.log                     the known bug behind an error\n"
+        "  rlhf-patches rehearse -- python train.py            check the gradient of this run\n"
         "  rlhf-patches run -- torchrun --nproc-per-node 8 train.py\n"
-        "  rlhf-patches report run.jsonl                       was it the same in all of its processes?\n"
+        "  rlhf-patches report run.jsonl                       check that all processes of a run agree\n"
         "  rlhf-patches autoload on                            patch every process of this environment (images)\n"
-        "  rlhf-patches try trl.trainer.utils:pad 'len($A)'    for a patch of your own: where its code is\n",
+        "  rlhf-patches try trl.trainer.utils:pad 'len($A)'    for your own patch: where a pattern matches\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"rlhf-patches {__version__}")

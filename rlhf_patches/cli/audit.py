@@ -1,4 +1,4 @@
-"""``audit``: which known bugs a lock file, a requirements file or this environment has, as pip-audit does it."""
+"""``audit``: known bugs of a lock file, a requirements file or this environment, in the manner of pip-audit."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "audit",
         _audit,
-        "which known bugs these versions have, what repairs each, and which release fixes it; offline, from versions",
-        "pip freeze | rlhf-patches audit - || echo 'look above'",
+        "list the known bugs of these versions, the repair of each, and the release that fixes it; offline",
+        "pip freeze | rlhf-patches audit - || echo 'known bugs, see above'",
         wrong=(pins.PinsError, RunConfigError),
     )
     command.add_argument(
@@ -38,20 +38,20 @@ def add(commands: Commands) -> None:
         nargs="*",
         metavar="FILE",
         help="requirements or constraints, pyproject.toml, uv.lock, poetry.lock, pdm.lock, Pipfile.lock, pylock.toml, "
-        "environment.yml, conda-lock's files, a Dockerfile, what `pip list` or `conda list` prints, as JSON too; '-': "
-        "any of these on standard input; none: this environment",
+        "environment.yml, conda-lock's files, a Dockerfile, the output of `pip list` or `conda list`, also as JSON; "
+        "'-': any of these on standard input; without FILE: this environment",
     )
     command.add_argument(
         "--config",
         metavar="CONFIG",
         nargs="+",
         default=[],
-        help="what a run is configured with: DeepSpeed's JSON, accelerate's YAML, a trainer's arguments as YAML or "
-        "JSON, or its command line in a file (Hydra's overrides, too); bugs that cannot concern it are folded away",
+        help="configuration of a run: DeepSpeed's JSON, accelerate's YAML, a trainer's arguments as YAML or JSON, or "
+        "its command line in a file (also Hydra overrides); bugs that cannot affect the run are not counted",
     )
     add_output(command, _FORMATS)
     command.add_argument(
-        "--disable", metavar="NAME", action="append", default=[], help="a patch whose bug does not count; repeatable"
+        "--disable", metavar="NAME", action="append", default=[], help="do not count this patch's bug; repeatable"
     )
 
 
@@ -59,7 +59,7 @@ def _audit(options: argparse.Namespace) -> int:
     registered, failures = registry.load()
     for name in options.disable:
         find(name, registered, failures)
-    registered = [item for item in registered if item.patch.kind != WATCH]  # what looks at runs is no bug
+    registered = [item for item in registered if item.patch.kind != WATCH]  # a watch observes runs and is no bug
     run = RunConfig(options.config) if options.config else None
     readings, not_read = _read(options.file)
     for gap in not_read:
@@ -103,7 +103,7 @@ def _without(audited: Audited, disabled: list[str]) -> Audited:
 
 def _print(findings: Findings, form: str) -> None:
     if form == "text":
-        _say(findings)
+        _print_text(findings)
     elif form == "github":
         print("\n".join(audit_text.github(findings)))
     elif form == "markdown":
@@ -123,7 +123,7 @@ def _complain(findings: Findings) -> None:
         output.complain(text)
 
 
-def _say(findings: Findings) -> None:
+def _print_text(findings: Findings) -> None:
     rows = findings.with_bugs
     if rows:
         output.print_table(
@@ -141,23 +141,23 @@ def _say(findings: Findings) -> None:
     for pair in findings.failing:
         print(printable(pair.text))
     for each, bug, reason in findings.excluded:
-        output.say(
-            printable(f"{bug.patch.name} ({each.pin.name} {each.pin.version}) cannot concern this run: {reason}")
+        output.print_sentence(
+            printable(f"{bug.patch.name} ({each.pin.name} {each.pin.version}) cannot affect this run: {reason}")
         )
     for line in [*(gap.text for gap in findings.gaps), *findings.notes, *findings.in_sum()]:
-        output.say(printable(line))
+        output.print_sentence(printable(line))
     repaired = {bug.patch.name for _, bug in rows if bug.repaired_by}
     advice = {bug.patch.name for _, bug in rows} - repaired
     if repaired:
         which = f"{len(repaired)} of them" if advice else "them"
-        output.say(f"rlhf-patches repairs {which} if it is on: `explain BUG` says how, `doctor` whether.")
+        output.print_sentence(f"rlhf-patches repairs {which} if it is on: see `explain BUG` and `doctor`.")
     for name in sorted(advice):
-        output.say(f"Nothing repairs {name}: `explain {name}` says what to do.")
+        output.print_sentence(f"No patch repairs {name}: see `explain {name}` for a workaround.")
 
 
 def _below(bug: Bug, run: RunConfig | None) -> list[str]:
     lines = [bug.wrong]
-    lines += [f"this run: {run.untold(bug.patch)}"] if run else []
+    lines += [f"this run: {run.undecided(bug.patch)}"] if run else []
     return [printable(line) for line in lines]
 
 
@@ -228,5 +228,5 @@ def _bug_as_json(bug: Bug, run: RunConfig | None = None) -> dict[str, Any]:
         "repaired_by": bug.repaired_by,
         **({"what_to_do": bug.patch.what_to_do} if isinstance(bug.patch, Advice) else {}),
         "newest_read": bug.read,
-        **({"this_run": run.untold(bug.patch)} if run else {}),
+        **({"this_run": run.undecided(bug.patch)} if run else {}),
     }

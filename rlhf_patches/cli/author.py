@@ -1,4 +1,4 @@
-"""``try`` and ``fingerprint``: what somebody who writes a patch asks of upstream's code."""
+"""``try`` and ``fingerprint``: questions of a patch author about upstream's code."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "try",
         _try,
-        "where a pattern is in a function, and what a rewrite makes of it",
+        "show where a pattern matches in a function, and the result of a rewrite",
         "rlhf-patches try trl.trainer.utils:pad 'torch.stack($A)' 'torch.stack($A, 0)' --in trl==1.14.2",
         wrong=(upstream.UpstreamError,),
     )
     _add_target(command)
     command.add_argument("pattern", metavar="PATTERN", nargs="?", help="an ast-grep pattern; without it, the source")
-    command.add_argument("replacement", metavar="REPLACEMENT", nargs="?", help="what becomes of it, as in a Rewrite")
+    command.add_argument("replacement", metavar="REPLACEMENT", nargs="?", help="the replacement, as in a Rewrite")
     add_of_rewrite(command)
     command.add_argument("--in", dest="release", metavar="RELEASE", help=RELEASE)
     command = commands.add(
         "fingerprint",
         _fingerprint,
-        "a function's fingerprint, as Replace and Wrap list it, and its signature",
+        "print a function's fingerprint, as Replace and Wrap list it, and its signature",
         "rlhf-patches fingerprint trl.trainer.utils:pad trl==1.13.0 trl==1.14.2",
         wrong=(upstream.UpstreamError,),
     )
@@ -40,8 +40,8 @@ def add(commands: Commands) -> None:
     command.add_argument("releases", metavar="RELEASE", nargs="*", help=RELEASE)
 
 
-RELEASE = "a wheel, an sdist, a directory, or NAME==VERSION (fetched with pip); what is installed where there is none"
-"""What the commands of authors take for upstream's code."""
+RELEASE = "a wheel, an sdist, a directory, or NAME==VERSION (fetched with pip); default: the installed release"
+"""Where the commands for authors read upstream's code."""
 
 
 def _add_target(command: argparse.ArgumentParser) -> None:
@@ -52,8 +52,8 @@ def _try(options: argparse.Namespace) -> int:
     source, node = upstream.open_upstream(options.release).function(options.target)
     places: list[tuple[int, int]] = []
     if options.pattern is not None:
-        found = [match.range() for match in patterns.matches(source, node, options.pattern, options.inside)]
-        places = [(each.start.line + 1, each.end.line + 1) for each in found]
+        ranges = [match.range() for match in patterns.matches(source, node, options.pattern, options.inside)]
+        places = [(each.start.line + 1, each.end.line + 1) for each in ranges]
     first = sources.first_line(node)
     marked = {line for start, end in places for line in range(start, end + 1)}
     for number, text in enumerate(source.text.splitlines()[first - 1 : node.end_lineno], first):
@@ -74,10 +74,10 @@ def _try(options: argparse.Namespace) -> int:
 
 
 def add_of_rewrite(command: argparse.ArgumentParser) -> None:
-    """Give a command what a `Rewrite` has besides its pattern and its replacement."""
-    command.add_argument("--inside", metavar="PATTERN", help="what the match's parent has to be")
+    """Add the options for a `Rewrite`'s fields other than its pattern and replacement."""
+    command.add_argument("--inside", metavar="PATTERN", help="a pattern that the match's parent must match")
     command.add_argument(
-        "--use", metavar="NAME=MODULE:FUNC", action="append", default=[], help="what $NAME in REPLACEMENT stands for"
+        "--use", metavar="NAME=MODULE:FUNC", action="append", default=[], help="the function for $NAME in REPLACEMENT"
     )
 
 
@@ -90,21 +90,21 @@ def rewrite_of(options: argparse.Namespace, matches: int) -> Rewrite:
 
 
 def edits_of(rewrite: Rewrite, source: Source) -> tuple[Edit, ...]:
-    """What a rewrite changes in its module.
+    """The edits of a rewrite in its module.
 
     Raises:
-        UsageError: it cannot be made.
+        UsageError: the rewrite is not possible.
     """
     try:
-        found = shapes.recognise(rewrite, source)
-        shapes.check_compiles([found], lines=True)
+        edits = shapes.recognise(rewrite, source)
+        shapes.check_compiles([edits], lines=True)
     except (Unrecognised, Undefined, NoEffect) as error:
-        raise UsageError(f"it cannot be rewritten so: {error}") from error
-    return found.edits
+        raise UsageError(f"the rewrite is not possible: {error}") from error
+    return edits.edits
 
 
 def _show(rewrite: Rewrite, source: Source) -> None:
-    """The change as a diff, and the definition that makes it."""
+    """Print the change as a diff, and its definition."""
     new = with_edits(source.text, edits_of(rewrite, source))
     old, name = source.text.splitlines(), source.filename
     for line in difflib.unified_diff(old, new.splitlines(), name, name, lineterm=""):
@@ -114,7 +114,7 @@ def _show(rewrite: Rewrite, source: Source) -> None:
 
 
 def _fingerprint(options: argparse.Namespace) -> int:
-    found: dict[tuple[str, str], list[str]] = {}
+    releases_by_key: dict[tuple[str, str], list[str]] = {}
     wrong = 0
     for release in options.releases or [None]:
         try:
@@ -124,7 +124,7 @@ def _fingerprint(options: argparse.Namespace) -> int:
             wrong = 2
             continue
         key = fingerprints.fingerprint_of(node), fingerprints.signature_of(node)
-        found.setdefault(key, []).append(release or "installed here")
-    for (fingerprint, signature), releases in found.items():
+        releases_by_key.setdefault(key, []).append(release or "installed here")
+    for (fingerprint, signature), releases in releases_by_key.items():
         print(printable(f"{fingerprint}  {signature}  {', '.join(releases)}"))
     return wrong

@@ -1,4 +1,4 @@
-"""``list``, ``explain`` and ``diff``: the patches there are, and what one of them is."""
+"""``list``, ``explain`` and ``diff``: all patches, one patch's page, and its change."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from ..proving import lookup
 from . import output
 from .command_line import Commands, UsageError
 
-_NAME = "a patch, or a part of its name"
+_NAME = "a patch's name, or a part of it"
 
 
 def add(commands: Commands) -> None:
     """Declare the commands."""
     command = commands.add(
-        "list", _list, "all patches and advice, built-in and from plugins", "rlhf-patches list --json"
+        "list", _list, "list all patches and advice, built-in and from plugins", "rlhf-patches list --json"
     )
     command.add_argument("--json", action="store_true", help="a JSON list of objects, see docs/cli.md")
     output.add_details(command, places=False)
     command = commands.add(
         "explain",
         _explain,
-        "the page of a patch or an advice",
+        "show the page of a patch or an advice",
         "rlhf-patches explain megatron-core-forward-pre-hook-reentry",
     )
     command.add_argument("name", metavar="NAME", help=_NAME)
     command = commands.add(
-        "diff", _diff, "what a patch changes in the source installed here", "rlhf-patches diff verl-no-sync-reentry"
+        "diff", _diff, "show a patch's change to the source installed here", "rlhf-patches diff verl-no-sync-reentry"
     )
     command.add_argument("name", metavar="NAME", help=_NAME)
     command.add_argument(
         "--format",
         choices=("diff", "patch"),
         default="diff",
-        help="patch: a file for git apply, git am and patch -p1, with a head that says what it is (default: diff)",
+        help="patch: a file for git apply, git am and patch -p1, with a header (default: diff)",
     )
 
 
@@ -65,7 +65,7 @@ def _list(options: argparse.Namespace) -> int:
 
     output.print_report(report, options, ("PATCH", "STATUS", "HARM", "BUG"), cells, below)
     print()
-    output.print_sum(report, "`rlhf-patches explain NAME` is the page of one, `rlhf-patches doctor` says why it is so")
+    output.print_sum(report, "`rlhf-patches explain NAME` shows a page, `rlhf-patches doctor` the reason for a status")
     output.complain_of_plugins(failures)
     return 0
 
@@ -86,55 +86,55 @@ def _explain(options: argparse.Namespace) -> int:
 def _diff(options: argparse.Namespace) -> int:
     patch = _patch(options.name).patch
     if not isinstance(patch, Patch):
-        raise UsageError(f"{patch.name} is an advice and changes nothing: `rlhf-patches explain {patch.name}`")
+        raise UsageError(f"{patch.name} is an advice and changes no code: `rlhf-patches explain {patch.name}`")
     try:
         text = changes.patch_file(patch) if options.format == "patch" else changes.diff(patch)
     except NotFound as error:
         raise UsageError(
-            f"{patch.name}: nothing to show, {patch.distribution} is not installed here ({error})"
+            f"{patch.name}: no change to show: {patch.distribution} is not installed here ({error})"
         ) from error
     except (NoEffect, Unrecognised, Unreadable) as error:
-        raise UsageError(f"{patch.name} would change nothing here: {error}") from error
+        raise UsageError(f"{patch.name} does not change anything here: {error}") from error
     except changes.NotAFile as error:
         raise UsageError(f"{patch.name} cannot be exported as a patch: {error}") from error
     console = output.console()
     if console.is_terminal:
         from rich.syntax import Syntax
 
-        # Its text, not the renderable, which would crop: the terminal wraps, and what is copied keeps its lines.
+        # Print the text, not the renderable, which would crop. The terminal wraps, and copied text keeps its lines.
         diff = Syntax("", "diff", background_color="default").highlight(output.printable_lines(text))
         diff.rstrip()
         console.print(diff)
     else:
-        # As it is, for the command patch is to take it.
+        # Unescaped: the command `patch` reads it.
         try:
             text.encode(sys.stdout.encoding or "utf-8")
         except UnicodeEncodeError as error:
-            raise UsageError(f"the diff is no {sys.stdout.encoding} text: set PYTHONIOENCODING=utf-8") from error
+            raise UsageError(f"{sys.stdout.encoding} cannot encode the diff: set PYTHONIOENCODING=utf-8") from error
         print(text, end="")
     return 0
 
 
 def _patch(name: str) -> Registered:
-    """What a user means who has typed a name, or a part of one, in any case.
+    """The patch whose name the user has typed, in full or in part, in any case.
 
     Raises:
-        UsageError: nothing, or several things.
+        UsageError: no patch matches, or several do.
     """
     registered, failures = registry.load()
     part = name.lower().replace("_", "-")
     meant = [item for item in registered if part and part in item.patch.name.lower()]
     if len(meant) > 1 and name not in [item.patch.name for item in meant]:
         names = settings.LINE.join(item.patch.name for item in meant)
-        raise UsageError(f"{name!r} is a part of {len(meant)} names:{settings.LINE}{names}")
+        raise UsageError(f"{name!r} matches {len(meant)} names:{settings.LINE}{names}")
     return find(meant[0].patch.name if len(meant) == 1 else name, registered, failures)
 
 
 def find(name: str, registered: Sequence[Registered], failures: Sequence[PluginFailure]) -> Registered:
-    """The patch or advice of a name that a user has typed.
+    """The patch or advice with this name, which a user has typed.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none with this name.
     """
     for item in registered:
         if item.patch.name == name:

@@ -1,4 +1,4 @@
-"""What the groups of commands share: how a command is declared, and what a wrong command line raises."""
+"""Shared by the groups of commands: how to declare a command, and the exception for a wrong command line."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Callable, Sequence
 
 INTERRUPTED = 130
-"""The status after Ctrl-C, as shells have it."""
+"""The exit status after Ctrl-C, as in shells."""
 
 
 class UsageError(Exception):
-    """The command line asks for something that cannot be."""
+    """The command line is invalid."""
 
 
 class Commands:
@@ -31,13 +31,13 @@ class Commands:
 
         Args:
             name: what the user types.
-            action: runs it with the parsed options; returns the exit status.
-            text: what it does, a phrase.
-            example: a line for its help.
-            wrong: what it raises, besides what every command may, where the user's input is wrong: a message.
+            action: runs the command with the parsed options; returns the exit status.
+            text: what the command does, a phrase.
+            example: a line for the command's help.
+            wrong: exceptions that this command, unlike others, raises for invalid input; each has a message for users.
 
         Returns:
-            its parser, for its arguments.
+            the command's parser, to add arguments to.
         """
         command = self._commands.add_parser(
             name,
@@ -51,15 +51,15 @@ class Commands:
 
 
 def add_command(command: argparse.ArgumentParser) -> None:
-    """Let a command end with one of the user's."""
+    """Let the command line end with a command of the user."""
     command.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
 
 
 def given_command(options: argparse.Namespace, name: str) -> list[str]:
-    """The user's command, of `add_command`.
+    """The user's command; see `add_command`.
 
     Raises:
-        UsageError: there is none after ``name``.
+        UsageError: no command follows ``name``.
     """
     command: list[str] = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
@@ -68,9 +68,9 @@ def given_command(options: argparse.Namespace, name: str) -> list[str]:
 
 
 def add_output(command: argparse.ArgumentParser, formats: Sequence[str] = ()) -> None:
-    """Give a command ``--json`` and ``--quiet``; with ``formats``, whose first is the default, ``--format`` too."""
+    """Add ``--json`` and ``--quiet``; with ``formats``, the first of which is the default, also ``--format``."""
     form = command.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="in JSON, see docs/cli.md")
-    form.add_argument("--quiet", action="store_true", help="nothing but what is wrong, on standard error")
+    form.add_argument("--json", action="store_true", help="print JSON, see docs/cli.md")
+    form.add_argument("--quiet", action="store_true", help="print problems only, on standard error")
     if formats:
-        form.add_argument("--format", choices=formats, default=formats[0], help="see docs/cli.md; json is --json")
+        form.add_argument("--format", choices=formats, default=formats[0], help="see docs/cli.md; json equals --json")

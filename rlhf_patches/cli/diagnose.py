@@ -1,4 +1,4 @@
-"""``diagnose``: which known bug a training log or a traceback shows, and what to set."""
+"""``diagnose``: the known bug that a training log or a traceback shows, and the setting for it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .command_line import Commands, UsageError, add_output
 _MOST_RANKS = 8
 _MOST_GROUPS = 8
 _EXPECTED = (
-    "expected a training log in which a Python exception is, with its traceback or its last line alone, a "
-    "timeout of NCCL or gloo, or a stack by faulthandler or py-spy; `rlhf-patches doctor` says which bugs what is "
-    "installed here has"
+    "expected a training log with a Python exception (its traceback, or its last line alone), a timeout of NCCL or "
+    "gloo, or a stack by faulthandler or py-spy; `rlhf-patches doctor` lists the known bugs of this "
+    "environment"
 )
 
 
@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "diagnose",
         _diagnose,
-        "which known bug training logs or a traceback show, how sure that is, and what to set",
+        "identify the known bug in training logs or a traceback, with its certainty and what to set",
         "rlhf-patches diagnose train.log",
         wrong=(inputs.InputError,),
     )
@@ -38,7 +38,7 @@ def add(commands: Commands) -> None:
         nargs="*",
         default=["-"],
         metavar="LOG",
-        help="files, and folders of them (torchrun's --log-dir), .gz too; '-', or none: standard input",
+        help="files or folders (torchrun's --log-dir), also .gz; '-' or no LOG: standard input",
     )
     add_output(command)
 
@@ -47,27 +47,27 @@ def _diagnose(options: argparse.Namespace) -> int:
     registered, failures = registry.load()
     read = logs.Logs(options.log)
     standing = Standing()
-    found, count = diagnose.diagnose(read, registered, standing)
+    diagnoses, count = diagnose.diagnose(read, registered, standing)
     understood = count or standing.count
     if not understood and not read.problems:
         raise UsageError(f"no exception and no hang in {_what(read)}: {_EXPECTED}")
     if options.json:
-        print(json.dumps(_all_as_json(found, count, standing, read), indent=2))
+        print(json.dumps(_all_as_json(diagnoses, count, standing, read), indent=2))
     elif options.quiet:
-        for one in found:
+        for one in diagnoses:
             output.complain(f"{one.item.patch.name} ({_how_sure(one)}), {_where(one, read)}")
     elif understood:
-        _say_standing(standing, read)
-        _say(found, count, read)
+        _print_standing(standing, read)
+        _print(diagnoses, count, read)
     for line in read.problems + ([] if options.quiet else read.left_out):
         output.complain(line)
     output.complain_of_plugins(failures)
-    return 2 if read.problems else int(bool(found))
+    return 2 if read.problems else int(bool(diagnoses))
 
 
 def _what(read: Logs) -> str:
     if read.several:
-        left_out = f" ({len(read.left_out)} others are no logs)" if read.left_out else ""
+        left_out = f" ({len(read.left_out)} other files are no logs)" if read.left_out else ""
         return f"{plural(read.read, 'file')}{left_out}"
     return "standard input" if list(read.paths) == ["-"] else read.paths[0]
 
@@ -79,8 +79,8 @@ def _where(one: Diagnosis | Group, read: Logs) -> str:
     return f"{file}line {seen.line}{f' ({who})' if who else ''}"
 
 
-def _say_standing(standing: Standing, read: Logs) -> None:
-    """What has timed out, and where the processes are: those in a collective first."""
+def _print_standing(standing: Standing, read: Logs) -> None:
+    """Print the timeouts and the stacks of the processes: those in a collective first."""
     stacks = sorted(standing.stacks.values(), key=lambda group: not _collective(group))
     for head, groups in (("Timed out:", list(standing.timeouts.values())), ("Stacks:", stacks)):
         if groups:
@@ -89,10 +89,10 @@ def _say_standing(standing: Standing, read: Logs) -> None:
             whose = f"{_ranks(group.ranks)}; " if group.ranks else ""
             print(printable(f"    {_sign(group)}: {whose}first at {_where(group, read)}"))
         if len(groups) > _MOST_GROUPS:
-            print(f"    and {len(groups) - _MOST_GROUPS} more kinds, see --json")
+            print(f"    and {len(groups) - _MOST_GROUPS} more, see --json")
     if standing.timeouts and not standing.stacks:
-        print("Where each rank is `py-spy dump --pid PID` says, while it waits; TORCH_NCCL_TRACE_BUFFER_SIZE=2000 has")
-        print("NCCL's watchdog say it. Both can be read here.")
+        print("`py-spy dump --pid PID` shows where a waiting rank is; with TORCH_NCCL_TRACE_BUFFER_SIZE=2000 NCCL's")
+        print("watchdog logs it. `diagnose` reads both.")
     if standing.count:
         print()
 
@@ -125,12 +125,12 @@ def _group_as_json(group: Group) -> dict[str, object]:
     return {**base, **more, "ranks": sorted(group.ranks)}
 
 
-def _say(found: list[Diagnosis], count: int, read: Logs) -> None:
+def _print(diagnoses: list[Diagnosis], count: int, read: Logs) -> None:
     exceptions = plural(count, "exception")
-    if not found:
-        print(f"No known bug in {exceptions}. `rlhf-patches doctor` says which bugs what is installed here has.")
+    if not diagnoses:
+        print(f"No known bug in {exceptions}. `rlhf-patches doctor` lists the known bugs of this environment.")
         return
-    for one in found:
+    for one in diagnoses:
         patch, seen = one.item.patch, one.first
         times = "" if one.times == 1 else f", {one.times} times"
         if len(one.ranks) > 1:
@@ -142,41 +142,41 @@ def _say(found: list[Diagnosis], count: int, read: Logs) -> None:
         )
         if isinstance(seen, Stack):
             called = hangs.collective(seen.frames)
-            print(printable(f"    it waits in {called or seen.frames[0].function}; this bug makes a run stand still"))
+            print(printable(f"    the rank waits in {called or seen.frames[0].function}; this bug makes a run hang"))
         elif seen.exception:
             print(printable(f"    {seen.exception}: {seen.message}"[:200]))
         print(printable(f"    affected: {patch.distribution} {patch.versions}"))
         print(printable(f"    {pages.bug(patch)}"))
         what = "advice" if isinstance(patch, Advice) else "repair"
         print(printable(f"    {what}: `rlhf-patches explain {patch.name}`"))
-    if all(isinstance(one.item.patch, Advice) for one in found):
+    if all(isinstance(one.item.patch, Advice) for one in diagnoses):
         return
-    print("\nTo run with it: `rlhf-patches run -- COMMAND`, or RLHF_PATCHES_AUTOLOAD=1. `rlhf-patches doctor` says")
-    print("whether it applies to what is installed where the log comes from.")
+    print("\nTo run with the repair: `rlhf-patches run -- COMMAND`, or RLHF_PATCHES_AUTOLOAD=1. On the machine of the")
+    print("log, `rlhf-patches doctor` shows whether the patch applies.")
 
 
 def _how_sure(one: Diagnosis) -> str:
     if one.match == diagnose.CERTAIN:
-        return "certain (exception, text and function)"
+        return "certain (exception, message and function match)"
     if one.match == diagnose.LIKELY:
-        return "likely (exception and text; no traceback through it)"
+        return "likely (exception and message match; no traceback)"
     if isinstance(one.first, Stack):
-        return "possible (a stack through its function)"
-    return f"possible (of its traceback {one.first.cut or 'frames are missing'})"
+        return "possible (a stack passes through its function)"
+    return f"possible (in the traceback {one.first.cut or 'frames are missing'})"
 
 
 def _ranks(ranks: set[str]) -> str:
-    """Those of a finding, as many as a line has room for."""
+    """The ranks of a diagnosis, as many as fit in a line."""
     shown = sorted(ranks, key=lambda rank: (len(rank), rank))
     more = f" and {len(shown) - _MOST_RANKS} more" if len(shown) > _MOST_RANKS else ""
     return ", ".join(shown[:_MOST_RANKS]) + more
 
 
-def _all_as_json(found: list[Diagnosis], count: int, standing: Standing, read: Logs) -> dict[str, object]:
+def _all_as_json(diagnoses: list[Diagnosis], count: int, standing: Standing, read: Logs) -> dict[str, object]:
     return {
         "files": read.read,
         "exceptions": count,
-        "bugs": [_as_json(one) for one in found],
+        "bugs": [_as_json(one) for one in diagnoses],
         "timeouts": [_group_as_json(group) for group in standing.timeouts.values()],
         "stacks": [_group_as_json(group) for group in standing.stacks.values()],
         "problems": read.problems,

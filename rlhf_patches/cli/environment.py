@@ -1,4 +1,4 @@
-"""``autoload`` and ``ray-env``: the patches in every process of an environment, or of a Ray job."""
+"""``autoload`` and ``ray-env``: the patches in every process of an environment or of a Ray job."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "ray-env",
         _ray_env,
-        "the runtime environment for `ray job submit`, as JSON",
+        "print the runtime environment for `ray job submit`, as JSON",
         'ray job submit --runtime-env-json "$(rlhf-patches ray-env "$RUNTIME_ENV_JSON")" -- python3 train.py',
     )
-    command.add_argument("base", nargs="?", default="{}", metavar="JSON", help="one to add to; '-' reads it from stdin")
+    command.add_argument(
+        "base", nargs="?", default="{}", metavar="JSON", help="a runtime environment to add to; '-' reads it from stdin"
+    )
 
 
 def _autoload(options: argparse.Namespace) -> int:
@@ -37,7 +39,7 @@ def _autoload(options: argparse.Namespace) -> int:
 
 
 def _ray_env(options: argparse.Namespace) -> int:
-    from .. import ray  # and with it the engine, which no other command needs
+    from .. import ray  # loads the engine, which no other command needs
 
     text = options.base
     try:
@@ -45,13 +47,13 @@ def _ray_env(options: argparse.Namespace) -> int:
             text = sys.stdin.read() if sys.stdin else ""  # None where it is closed
         base = json.loads(text)
     except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
-        raise UsageError(f"the runtime environment is no JSON ({error}): {text[:200]!r}") from error
+        raise UsageError(f"the runtime environment is not JSON ({error}): {text[:200]!r}") from error
     made = ray.runtime_env(base)
     if callable(made.get("worker_process_setup_hook")):
         raise UsageError(
-            f"the runtime environment has a worker_process_setup_hook, {base['worker_process_setup_hook']}, and JSON "
-            "cannot hold two: leave it out, and call rlhf_patches.site_hook.setup_ray_worker() in it, or merge the two "
-            "in Python with rlhf_patches.ray.runtime_env()"
+            f"the runtime environment already has a worker_process_setup_hook, {base['worker_process_setup_hook']}, "
+            "and JSON cannot hold two: remove it here and call rlhf_patches.site_hook.setup_ray_worker() in the hook, "
+            "or merge the two in Python with rlhf_patches.ray.runtime_env()"
         )
     print(json.dumps(made))
     return 0

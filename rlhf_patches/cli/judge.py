@@ -1,4 +1,4 @@
-"""``doctor`` and ``check``: what each patch would do here, or in a release that is not installed."""
+"""``doctor`` and ``check``: what each patch would do in this environment, or in a release that is not installed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from . import output
 from .command_line import Commands, add_output
 
 _NOTHING_FOUND = (
-    "has no package of any framework that a patch is for. A directory must be the one that holds the packages: the "
-    "root of a checkout, or site-packages"
+    "contains no package of a supported framework. Give the directory that holds the packages: the root of a "
+    "checkout, or site-packages"
 )
 
 
@@ -30,15 +30,15 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "doctor",
         _doctor,
-        "what each patch would do in this environment, and why",
-        "rlhf-patches doctor || echo 'look above'",
+        "show what each patch would do in this environment, and why",
+        "rlhf-patches doctor || echo 'problems, see above'",
     )
     add_output(command)
     output.add_details(command)
     command = commands.add(
         "check",
         _check,
-        "what each patch would do in a release, from its text alone; nothing of it is imported or run",
+        "show what each patch would do in a release, from its source alone; nothing is imported or run",
         "rlhf-patches check verl==0.9.1 megatron_core-0.16.1-cp311-cp311-linux_x86_64.whl ~/Megatron-LM",
     )
     command.add_argument(
@@ -49,7 +49,9 @@ def add(commands: Commands) -> None:
     )
     add_output(command)
     output.add_details(command)
-    command.add_argument("--cache", metavar="DIR", help="where fetched wheels stay (default: ~/.cache/rlhf-patches)")
+    command.add_argument(
+        "--cache", metavar="DIR", help="where fetched wheels are kept (default: ~/.cache/rlhf-patches)"
+    )
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -79,24 +81,24 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _is_elsewhere(row: PatchReport) -> bool:
-    """Whether a bug is not in what is installed; code that has it outside the range is."""
+    """Whether no installed package has the bug; code that has the bug outside the range counts as having it."""
     return row.status in (Status.ABSENT, Status.UNAFFECTED) and not row.unreviewed
 
 
 def _folded(rows: list[PatchReport]) -> list[str]:
     others = sum(row.status is Status.UNAFFECTED and row.kind != WATCH for row in rows)
-    said = [f"{plural(others, 'known bug')} of other releases of what is installed: `--all` lists them"] * bool(others)
-    return [*said, *folded(row for row in rows if row.status is Status.ABSENT)]
+    lines = [f"{plural(others, 'known bug')} of other releases of the installed packages: see `--all`"] * bool(others)
+    return [*lines, *folded(row for row in rows if row.status is Status.ABSENT)]
 
 
 def _next_step(report: Report) -> str:
     if report.problems:
-        return f"`rlhf-patches explain {report.problems[0].name}` says which bug stays where a patch is refused"
+        return f"`rlhf-patches explain {report.problems[0].name}` shows the bug that a refused patch leaves in place"
     applies = report.with_status(Status.APPLIES)
     if applies:
         worst = min(applies, key=pages.by_harm).name
-        return f"`rlhf-patches explain {worst}`, and `rlhf-patches run -- COMMAND` to run with them"
-    return "`rlhf-patches audit FILE` and `rlhf-patches check NAME==VERSION` look at what is not installed here"
+        return f"`rlhf-patches explain {worst}`, and `rlhf-patches run -- COMMAND` to run with the patches"
+    return "`rlhf-patches audit FILE` and `rlhf-patches check NAME==VERSION` check releases that are not installed here"
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -106,7 +108,7 @@ def _check(options: argparse.Namespace) -> int:
     bad, unreadable = bool(failures), False
     for source in options.source:
         try:
-            checked = confined.check(download.found(source, cache), registered, failures)
+            checked = confined.check(download.path_of(source, cache), registered, failures)
         except (download.DownloadError, members.ReleaseError) as error:
             output.complain(str(error))
             unreadable = True
@@ -130,7 +132,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _others(count: int, absent: list[PatchReport]) -> list[str]:
-    other = "other modules" if len(absent) < count else "modules that it does not have"
+    other = "other modules" if len(absent) < count else "modules that this release does not have"
     return [f"{len(absent)} patches of {other}: absent"] * bool(absent)
 
 
@@ -139,14 +141,14 @@ def _hook_state() -> str:
     outside = hook_files.outside()
     if file is None and outside:
         return (
-            f"site hook: none. {outside} lies where Python runs no .pth files (pip install --target, PYTHONPATH); "
-            "`rlhf-patches autoload on` writes one into site-packages, and needs the package there, too"
+            f"site hook: none. {outside} is in a folder where Python runs no .pth files (pip install --target, "
+            "PYTHONPATH); `rlhf-patches autoload on` writes a hook into site-packages, which must hold the package too"
         )
     if file is None:
-        return "site hook: none (editable install); `rlhf-patches autoload on` writes one"
+        return "site hook: none (editable install); `rlhf-patches autoload on` writes the hook"
     problems = autoload.problems(file)
     if problems:
         return f"site hook: {file}, but {'; '.join(problems)}"
     if autoload.status().switched_on:
         return f"site hook: on for every process of this environment ({file})"
-    return f"site hook: installed, active where RLHF_PATCHES_AUTOLOAD=1 ({file})"
+    return f"site hook: installed, active if RLHF_PATCHES_AUTOLOAD=1 ({file})"

@@ -1,4 +1,4 @@
-"""What commands print: tables, JSON, complaints. Most of it comes from outside, so it is made printable first."""
+"""Output of commands: tables, JSON, complaints. Most text comes from outside, so it is made printable first."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COLOURS = {
     Status.ABSENT: "dim",
 }
 _FIRST = (Status.REFUSED, Status.FAILED, Status.APPLIES, Status.ADVICE)
-"""What a report begins with: what a user has to look at, and what acts here."""
+"""The statuses at the top of a report: problems that need the user, and patches that apply here."""
 _STATUS = re.compile(rf"(?<=  )({'|'.join(_COLOURS)})(?=  |$)")
 
 
@@ -41,8 +41,8 @@ def console() -> Terminal:
     return Terminal()
 
 
-def say(text: str, style: str = "") -> None:
-    """A sentence on standard output, wrapped on a terminal."""
+def print_sentence(text: str, style: str = "") -> None:
+    """Print a sentence on standard output, wrapped on a terminal."""
     if sys.stdout.isatty():
         to = console()
         to.print(pages.wrapped(text, to.width), style=style)
@@ -51,7 +51,7 @@ def say(text: str, style: str = "") -> None:
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], below: Sequence[Sequence[str]] = ()) -> None:
-    """Rows in columns, a status in its colour. Piped output is read by programs and logs: a line per row."""
+    """Print rows in columns, each status in its colour. Piped output, for programs and logs, has one line per row."""
     from rich.text import Text
 
     to = console()
@@ -65,10 +65,10 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], below: Sequ
 
 
 def add_details(command: argparse.ArgumentParser, places: bool = True) -> None:
-    """Give a command ``--all`` and ``--long``."""
-    command.add_argument("--all", action="store_true", help="a line for each patch of what is not installed, too")
+    """Add ``--all`` and ``--long``."""
+    command.add_argument("--all", action="store_true", help="list patches of frameworks that are not installed, too")
     if places:
-        command.add_argument("--long", action="store_true", help="file and line of each patched function")
+        command.add_argument("--long", action="store_true", help="show file and line of each patched function")
 
 
 def print_report(
@@ -80,18 +80,18 @@ def print_report(
     fold: Callable[[list[PatchReport]], list[str]] = folded,
     hidden: Callable[[PatchReport], bool] = lambda row: row.status is Status.ABSENT,
 ) -> None:
-    """A table with a row for each patch, and a line for each framework that is not there.
+    """Print a table with a row for each patch, and a line for each absent framework.
 
-    Problems come first, then those that act here, and of each status the worst harm.
+    Problems come first, then patches that apply here; within a status the worst harm comes first.
 
     Args:
         report: the patches.
-        options: those of `add_details`.
+        options: the options of `add_details`.
         heads: the names of the columns.
-        cells: what a row has after the name and the status.
-        below: the lines below it.
-        fold: the lines for those that have no row.
-        hidden: which these are, without ``--all``.
+        cells: the cells of a row after name and status.
+        below: the lines below a row.
+        fold: the lines for patches without a row.
+        hidden: whether a patch has no row without ``--all``.
     """
     rows = sorted(report, key=_rank)
     shown = [row for row in rows if options.all or not hidden(row)]
@@ -99,11 +99,11 @@ def print_report(
     if shown:
         print_table(heads, [(row.name, row.status.value, *cells(row)) for row in shown], lines)
     for line in fold([row for row in rows if row not in shown]):
-        say(line, style="dim")
+        print_sentence(line, style="dim")
 
 
 def _rank(row: PatchReport) -> tuple[int, int, str]:
-    """Of what is not here the harm does not matter."""
+    """The sort key. The harm counts only for bugs in installed packages."""
     if row.status not in _FIRST:
         return len(_FIRST), 0, ""
     return (_FIRST.index(row.status), *pages.by_harm(row))
@@ -114,42 +114,42 @@ def _harm_here(row: PatchReport) -> tuple[str, str]:
 
 
 def print_sum(report: Report, next_step: str) -> None:
-    """How many have which status, which harm is here, and what a user can do next."""
+    """Print the number of patches by status, the harm of bugs present here, and the next step."""
     bugs = [row for row in report if row.kind != WATCH]
     counts = Counter(row.status for row in bugs)
-    said = ", ".join(f"{counts[status]} {status}" for status in _COLOURS if counts[status])
-    say(f"{len(bugs)} known bugs: {said or 'none'}", style="bold")
+    by_status = ", ".join(f"{counts[status]} {status}" for status in _COLOURS if counts[status])
+    print_sentence(f"{len(bugs)} known bugs: {by_status or 'none'}", style="bold")
     harm = pages.counted(row for row in report if row.is_there)
     if harm:
-        say(f"In what is installed here: {harm}.")
-    say(f"Next: {next_step}.")
+        print_sentence(f"In the packages installed here: {harm}.")
+    print_sentence(f"Next: {next_step}.")
 
 
 def print_json(report: Report) -> None:
-    """The report as a list of objects, plugins that cannot be used on standard error."""
+    """Print the report as a list of objects, and unusable plugins on standard error."""
     print(json.dumps([row.to_dict() for row in report], indent=2))
     complain_of_plugins(report.plugin_failures)
 
 
 def complain(text: str) -> None:
-    """One line on standard error, or those that a message of `settings` has."""
+    """Print one line on standard error, or the several lines of a message of `settings`."""
     lines = settings.LINE.join(printable(line) for line in text.split(settings.LINE))
     print(f"rlhf-patches: {lines}", file=sys.stderr)
 
 
 def complain_of_patches(report: Report, source: str = "") -> None:
-    """Each refused or failed patch; ``source`` is the release that it was looked for in."""
+    """Print each refused or failed patch; ``source`` is the release that was checked."""
     for row in report.problems:
         wrong = "".join(f"; {text}" for text in row.below())
         complain(f"{source + ': ' if source else ''}{row.name} {row.status}: {row.why}{wrong}")
 
 
 def complain_of_plugins(failures: Sequence[PluginFailure]) -> None:
-    """Each plugin that cannot be used."""
+    """Print each plugin that cannot be used."""
     for failure in failures:
         complain(str(failure))
 
 
 def printable_lines(text: str) -> str:
-    """`printable`, of text whose lines and tabs are to stay."""
+    """`printable` for text that keeps its lines and tabs."""
     return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))

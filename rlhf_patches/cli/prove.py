@@ -1,4 +1,4 @@
-"""``prove``: each patch that applies here, on the frameworks that are installed here, without it and with it."""
+"""``prove``: run each patch that applies here on the installed frameworks, without the patch and with it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ..definitions.words import printable
 from ..offline import evaluate
 from ..proving import children, lookup
 from ..proving.children import NotTried
-from ..proving.lookup import Found
+from ..proving.lookup import LocatedProof
 from ..proving.proof import Row
 from . import output
 from .command_line import Commands, UsageError
 
 _QUICK = 20
-_HEADS = ("PATCH", "VERDICT", "RELEASE", "CASE", "WITHOUT", "WITH", "RULE_COVERAGE AGAINST", "S")
+_HEADS = ("PATCH", "VERDICT", "RELEASE", "CASE", "WITHOUT", "WITH", "REFERENCE", "S")
 
 
 class _Outcome(NamedTuple):
-    """Of one case of a patch; ``row`` is None where it could not be tried, for ``reason``."""
+    """The outcome of one case of a patch; ``row`` is None if the case could not run, for ``reason``."""
 
     patch: str
     version: str | None
@@ -49,8 +49,8 @@ class _Outcome(NamedTuple):
         row, version = self.row, printable(self.version or "-")
         if row is None:
             return (self.patch, self.verdict, version, "-", "-", "-", "-", f"{self.seconds:.0f}")
-        said = (row.without, row.after, row.verdict)
-        return (self.patch, self.verdict, row.release, row.case.title, *said, f"{self.seconds:.0f}")
+        measured = (row.without, row.after, row.verdict)
+        return (self.patch, self.verdict, row.release, row.case.title, *measured, f"{self.seconds:.0f}")
 
     def as_json(self) -> dict[str, object]:
         row = self.row
@@ -73,22 +73,28 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "prove",
         _prove,
-        "try each patch that applies here on what is installed here: as released, then repaired, against a yardstick",
+        "run each patch that applies here on the installed frameworks: as released, then repaired, against a reference",
         "rlhf-patches prove trl-grpo-dapo-scale",
     )
-    command.add_argument("name", nargs="*", metavar="NAME", help="patches; all that apply here, if none is named")
-    command.add_argument("--json", action="store_true", help="in JSON, see docs/cli.md")
+    command.add_argument("name", nargs="*", metavar="NAME", help="patches (default: all that apply here)")
+    command.add_argument("--json", action="store_true", help="print JSON, see docs/cli.md")
     command.add_argument(
         "--seconds",
         type=float,
         default=children.SECONDS,
         metavar="N",
-        help="limit for each, by the clock (%(default)g)",
+        help="wall-clock limit for each proof (%(default)g)",
     )
     command.add_argument(
-        "--memory", type=float, default=children.MEMORY / 2**30, metavar="GIB", help="limit of a process (%(default)g)"
+        "--memory",
+        type=float,
+        default=children.MEMORY / 2**30,
+        metavar="GIB",
+        help="memory limit of a process (%(default)g)",
     )
-    command.add_argument("--gpu", action="store_true", help="on the first GPU, where a proof can; else on the CPU")
+    command.add_argument(
+        "--gpu", action="store_true", help="run on the first GPU the proofs that can; the others on the CPU"
+    )
 
 
 def _prove(options: argparse.Namespace) -> int:
@@ -98,12 +104,14 @@ def _prove(options: argparse.Namespace) -> int:
     by_name = {item.patch.name: item.patch for item in registered}
     for name in options.name:
         if name not in by_name:
-            raise UsageError(f"{name!r} is no patch{settings.nearest(name, list(by_name))}{registry.hint(failures)}")
+            raise UsageError(
+                f"there is no patch {name!r}{settings.nearest(name, list(by_name))}{registry.hint(failures)}"
+            )
     on = _gpu() if options.gpu else ""
     chosen = [item for item in registered if item.patch.name in options.name or not options.name]
     report = evaluate.inspect(chosen)
     outcomes: list[_Outcome] = []
-    runs: list[tuple[PatchReport, Found]] = []
+    runs: list[tuple[PatchReport, LocatedProof]] = []
     without_proof = 0
     for row in report:
         why = "" if row.status is Status.APPLIES and row.kind == PATCH else _why_not(row)
@@ -111,10 +119,10 @@ def _prove(options: argparse.Namespace) -> int:
         if proof is not None and not (missing := lookup.missing(proof.proof.needs)):
             runs.append((row, proof))
         elif proof is not None:
-            why = f"it needs {', '.join(missing)}, not installed here"
+            why = f"it needs {', '.join(missing)}, which is not installed here"
         elif not why:
             without_proof += 1
-            why = f"it has no proof: {lookup.why_none(by_name[row.name]) or 'nobody has said why'}"
+            why = f"it has no proof: {lookup.why_none(by_name[row.name]) or 'no reason is given'}"
         if why and options.name:
             outcomes.append(_Outcome(row.name, row.version, None, 0.0, why))
     runs.sort(key=lambda run: (run[1].proof.seconds > _QUICK, run[1].proof.seconds))
@@ -123,7 +131,7 @@ def _prove(options: argparse.Namespace) -> int:
         for row, proof in runs:
             advance(row.name)
             outcomes += _outcomes(row, proof, options.seconds, memory, options.gpu and proof.proof.gpu)
-    _tell(outcomes, options, without_proof, on)
+    _print(outcomes, options, without_proof, on)
     output.complain_of_plugins(failures)
     verdicts = {outcome.verdict for outcome in outcomes}
     return 1 if "NOT repaired" in verdicts else 2 if "not tried" in verdicts or not outcomes else 0
@@ -131,7 +139,7 @@ def _prove(options: argparse.Namespace) -> int:
 
 def _why_not(row: PatchReport) -> str:
     if row.kind != PATCH:
-        return f"it is {'an' if row.kind[0] in 'aeiou' else 'a'} {row.kind}, which changes nothing"
+        return f"it is {'an' if row.kind[0] in 'aeiou' else 'a'} {row.kind}, which changes no code"
     return f"{row.status.value}: {row.why}"
 
 
@@ -139,11 +147,11 @@ def _gpu() -> str:
     try:
         return children.gpu_name()
     except NotTried as error:
-        raise UsageError(f"--gpu: torch has no GPU here ({error}); without it all runs on the CPU") from None
+        raise UsageError(f"--gpu: torch has no GPU here ({error}); without --gpu every proof runs on the CPU") from None
 
 
-def _outcomes(row: PatchReport, proof: Found, seconds: float, memory: int, gpu: bool) -> Iterator[_Outcome]:
-    """Of each case of this patch."""
+def _outcomes(row: PatchReport, proof: LocatedProof, seconds: float, memory: int, gpu: bool) -> Iterator[_Outcome]:
+    """Run the proof of this patch: the outcome of each of its cases."""
     started = time.monotonic()
     try:
         rows = list(proof.proof.rows(children.run(proof, seconds=seconds, memory=memory, gpu=gpu)))
@@ -156,7 +164,7 @@ def _outcomes(row: PatchReport, proof: Found, seconds: float, memory: int, gpu: 
             yield _Outcome(row.name, row.version, each, took, gpu=gpu)
 
 
-def _tell(outcomes: Sequence[_Outcome], options: argparse.Namespace, without_proof: int, on: str) -> None:
+def _print(outcomes: Sequence[_Outcome], options: argparse.Namespace, without_proof: int, on: str) -> None:
     if options.json:
         print(json.dumps([outcome.as_json() for outcome in outcomes], indent=2))
         return
@@ -168,19 +176,23 @@ def _tell(outcomes: Sequence[_Outcome], options: argparse.Namespace, without_pro
         name: sum(each.verdict == name for each in outcomes)
         for name in ("repaired", "unaffected", "NOT repaired", "not tried")
     }
-    said = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    by_verdict = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     cases = f"{len(outcomes)} case{'s' * (len(outcomes) != 1)}"
-    output.say(f"{cases}: {said}" if said else "no patch that applies here has a proof", style="bold")
+    output.print_sentence(
+        f"{cases}: {by_verdict}" if by_verdict else "no patch that applies here has a proof", style="bold"
+    )
     if on:
         there = sorted({outcome.patch for outcome in outcomes if outcome.gpu})
-        output.say(f"on {printable(on)}: {', '.join(there) or 'none'}{'; the others on the CPU' if there else ''}")
+        output.print_sentence(
+            f"on {printable(on)}: {', '.join(there) or 'none'}{'; the others on the CPU' if there else ''}"
+        )
     if without_proof and not options.name:
-        output.say(f"{without_proof} patches that apply here have no proof; their pages say why")
+        output.print_sentence(f"{without_proof} patches that apply here have no proof; see their pages")
 
 
 @contextlib.contextmanager
 def _bar(count: int) -> Iterator[Callable[[str], None]]:
-    """On a terminal, which proof runs; what is piped has the table alone."""
+    """A progress bar with the running proof, on a terminal only; piped output has the table alone."""
     if not sys.stderr.isatty() or not count:
         yield lambda name: None
         return

@@ -1,4 +1,4 @@
-"""``rehearse``: a command's own training, held against itself at its first window of micro-batches."""
+"""``rehearse``: check a command's own training against itself at its first window of micro-batches."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "rehearse",
         _rehearse,
-        "hold a command's own training against itself before its first optimizer step, then end it",
+        "check a command's own training against itself before its first optimizer step, then end it",
         "rlhf-patches rehearse -- torchrun --nproc-per-node 8 train.py --config sft.yaml",
     )
     command.add_argument(
-        "--without", action="store_true", help="without the patches; says of what deviates which of them makes it hold"
+        "--without",
+        action="store_true",
+        help="run without the patches; for each deviation, name the patch that repairs it",
     )
-    command.add_argument("--go-on", action="store_true", help="train afterwards, as if nothing had been")
-    command.add_argument("--json", metavar="FILE", help="write what was found to this file, too")
+    command.add_argument(
+        "--go-on", action="store_true", help="continue the training afterwards, with unchanged results"
+    )
+    command.add_argument("--json", metavar="FILE", help="also write the results to this file")
     add_command(command)
 
 
@@ -34,25 +38,25 @@ def _rehearse(options: argparse.Namespace) -> int:
     if options.json and not os.path.isdir(os.path.dirname(os.path.abspath(options.json))):
         raise UsageError(f"--json {options.json}: there is no folder {os.path.dirname(os.path.abspath(options.json))}")
     if options.without and options.go_on:
-        raise UsageError("--without may start the command twice; --go-on trains. Use one of them")
-    found = _found(command, "without" if options.without else "go-on" if options.go_on else "1")
-    if isinstance(found, int):
+        raise UsageError("--without may start the command twice, and --go-on continues the training: use one of them")
+    findings = _findings(command, "without" if options.without else "go-on" if options.go_on else "1")
+    if isinstance(findings, int):
         return 2
-    if options.without and found["status"] == 1:
-        print("\nrlhf-patches rehearse: the same with the patches", flush=True)
-        repaired = _found(command, "1")
+    if options.without and findings["status"] == 1:
+        print("\nrlhf-patches rehearse: now with the patches", flush=True)
+        repaired = _findings(command, "1")
         if isinstance(repaired, int):
             return 2
-        found["with"] = repaired
-        print("\n" + "\n".join(_named(found["relations"], repaired)))
+        findings["with"] = repaired
+        print("\n" + "\n".join(_comparison(findings["relations"], repaired)))
     if options.json:
         with open(options.json, "w") as file:
-            json.dump(found, file, indent=2)
-    return int(found["ended"] if options.go_on and found["ended"] else found["status"])
+            json.dump(findings, file, indent=2)
+    return int(findings["ended"] if options.go_on and findings["ended"] else findings["status"])
 
 
-def _found(command: list[str], mode: str) -> Any:
-    """What a rehearsal of the command has found; the command's status where there was none."""
+def _findings(command: list[str], mode: str) -> Any:
+    """The results of a rehearsal of the command; the command's exit status if no rehearsal took place."""
     with tempfile.TemporaryDirectory(prefix="rlhf-patches-rehearse-") as folder:
         path = os.path.join(folder, "found.json")
         os.environ[settings.PREFIX + "REHEARSE"] = mode
@@ -69,12 +73,12 @@ def _found(command: list[str], mode: str) -> Any:
     return status
 
 
-def _named(without: list[dict[str, str]], after: dict[str, Any]) -> list[str]:
-    """Which of what deviates as released holds with the patches."""
+def _comparison(without: list[dict[str, str]], after: dict[str, Any]) -> list[str]:
+    """The relations that deviate as released: which of them hold with the patches."""
     verdicts = {row["relation"]: row["verdict"] for row in after["relations"]}
     names = ", ".join(after["repaired"] or after["ran"])
     wrong = [row["relation"] for row in without if row["verdict"] == "deviates"]
     mended = [each for each in wrong if verdicts.get(each) in ("holds", "note")]
     left = [each for each in wrong if each not in mended]
-    said = [f"as released it deviates, with the patches it holds ({names}): {', '.join(mended)}"] if mended else []
-    return said + ([f"it deviates with the patches too: {', '.join(left)}"] if left else [])
+    lines = [f"deviates as released, holds with the patches ({names}): {', '.join(mended)}"] if mended else []
+    return lines + ([f"deviates with the patches, too: {', '.join(left)}"] if left else [])

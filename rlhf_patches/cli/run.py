@@ -1,4 +1,4 @@
-"""``run`` and ``report``: a command with the patches, and what became of them in all of its processes."""
+"""``run`` and ``report``: run a command with the patches, and show the patches' state in all of its processes."""
 
 from __future__ import annotations
 
@@ -26,24 +26,28 @@ def add(commands: Commands) -> None:
     )
     command.add_argument("--only", metavar="NAMES", help="names or globs, comma-separated: apply nothing else")
     command.add_argument("--disable", metavar="NAMES", help="names or globs, comma-separated: do not apply these")
-    command.add_argument("--enable", metavar="NAMES", help="names, comma-separated: these too, which upstream contests")
+    command.add_argument(
+        "--enable", metavar="NAMES", help="names, comma-separated: also apply these, which upstream contests"
+    )
     command.add_argument("--strict", action="store_true", help="a refused or failed patch stops the process")
-    said = command.add_mutually_exclusive_group()
-    said.add_argument(
+    verbosity = command.add_mutually_exclusive_group()
+    verbosity.add_argument(
         "--log",
         metavar="LEVEL",
-        help="debug, info, warning, error, off; ':all' for every rank (default: one line, if anything is wrong)",
+        help="debug, info, warning, error, off; ':all' for every rank (default: one line if there is a problem)",
     )
-    said.add_argument("--quiet", action="store_true", help="the same as --log off")
-    command.add_argument("--report", metavar="FILE", help="each process keeps a line of JSON in this file")
+    verbosity.add_argument("--quiet", action="store_true", help="the same as --log off")
+    command.add_argument("--report", metavar="FILE", help="each process writes a line of JSON to this file")
     add_command(command)
     command = commands.add(
         "report",
         _report,
-        "what became of the patches in all processes of a run, and which of them differ",
+        "show the patches' state in all processes of a run, and which processes differ",
         "rlhf-patches run --report run.jsonl -- torchrun train.py; rlhf-patches report run.jsonl",
     )
-    command.add_argument("file", nargs="+", metavar="FILE", help="what RLHF_PATCHES_REPORT named, of every host")
+    command.add_argument(
+        "file", nargs="+", metavar="FILE", help="the file that RLHF_PATCHES_REPORT names, of every host"
+    )
     add_output(command)
 
 
@@ -68,14 +72,14 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def run(command: list[str]) -> int:
-    """Run a command under the site hook, with this process's variables, until it ends.
+    """Run a command under the site hook, with this process's variables, until the command ends.
 
     Returns:
-        its exit status, or minus the number of the signal that ended it.
+        the command's exit status, or minus the number of the signal that ended it.
 
     Raises:
-        UsageError: there is no hook here.
-        SettingsError: a variable is wrong.
+        UsageError: this environment has no hook.
+        SettingsError: a variable is invalid.
     """
     registered, _ = registry.load()
     environment = dict(os.environ, RLHF_PATCHES_AUTOLOAD="1")
@@ -89,7 +93,7 @@ def run(command: list[str]) -> int:
     settings.log_level()
     if not hook_files.found():
         raise UsageError(hook_files.NONE.format(", so the command would run unpatched"))
-    # This environment's programs first: a `python` of another one has another hook, or none.
+    # This environment's programs first: another environment's `python` has another hook, or none.
     folders = (sysconfig.get_path("scripts"), os.path.dirname(sys.executable), *os.get_exec_path())
     environment["PATH"] = os.pathsep.join(dict.fromkeys(folders))
     program = shutil.which(command[0], path=environment["PATH"])
@@ -102,20 +106,20 @@ def run(command: list[str]) -> int:
         environment[settings.PREFIX + "RUN"] = mark.name
         try:
             status = supervised.run(program, command, environment)
-        except supervised.CannotExecute as error:  # no format that the system knows, an interpreter that is not there
+        except supervised.CannotExecute as error:  # an unknown format, or a missing interpreter
             output.complain(f"{program} cannot be executed: {error}")
             return 126
         loaded = not os.path.exists(mark.name) or os.stat(mark.name).st_mtime > 0
     if not loaded:
         output.complain(
-            f"NOT ACTIVE: no Python process of this run on this host loaded the hook of {sys.prefix}, so nothing was "
-            f"patched. {program} runs another interpreter, in a container or on other hosts, with -S, or none"
+            f"NOT ACTIVE: no Python process of this run on this host loaded the hook of {sys.prefix}, so no patch was "
+            f"applied. {program} runs another interpreter, in a container or on other hosts, with -S, or none"
         )
     return status
 
 
 def _writable(path: str) -> str:
-    """The report's path, if it can be written here: found out before the run, not after it."""
+    """The report's path; checks before the run that it can be written."""
     from ..runs import report_file
 
     try:
@@ -138,6 +142,6 @@ def _report(options: argparse.Namespace) -> int:
         for problem in summary.problems:
             output.complain(problem)
     else:
-        # Plain text, for a terminal too: lines that can be searched for, copied, and mailed.
+        # Plain text, also on a terminal: users search, copy and mail its lines.
         print(output.printable_lines(str(summary)))
     return int(bool(summary.problems))

@@ -1,1 +1,1 @@
-"""What patches would do: here, or to a release that is not installed. From text alone."""
+"""Judge what patches would do, here or in a release that is not installed, from text alone."""

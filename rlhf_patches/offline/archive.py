@@ -1,8 +1,8 @@
-"""One release of a framework as text: a wheel, an sdist or a directory. Nothing of it is imported, run or unpacked.
+"""The text of one release of a framework: a wheel, an sdist or a directory. Nothing is imported, run or unpacked.
 
-What comes from an archive is treated as hostile. Only the source files and the metadata are read, into memory,
-each up to a limit; no file is ever written. An archive whose names lead out of it, or that does not read to its
-end, is refused as a whole: half an archive proves nothing about a release.
+Archives are treated as hostile. Only source files and metadata are read, into memory, each up to a limit; no file is
+written. An archive with names that lead out of it, or that cannot be read to its end, is refused as a whole: a part of
+an archive proves nothing about a release.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from .members import Files, ReleaseError, too_large
 
 KINDS = "a wheel (.whl), an sdist (.tar.gz, .tgz, .zip) or a directory"
 
-# What frameworks are written in. Others take minutes for a few bytes (punycode), or give no text at all (hex).
+# Encodings of frameworks' source. Others take minutes for a few bytes (punycode), or give no text (hex).
 _ENCODINGS = ("utf-8", "utf-8-sig", "iso8859-1", "ascii")
 
-# Where a distribution keeps its packages, seen from its root; a wheel's data folders are added to these.
+# The folders of packages, relative to the root; a wheel's data folders are added.
 _FOLDERS = ("", "src/")
 
 
 @dataclass(frozen=True)
 class Release:
-    """The source files of one release, and what its metadata says it is.
+    """The source files of one release, and the distributions in its metadata.
 
     Attributes:
-        label: the path as it was given, for messages.
-        claims: (distribution, version) of every piece of metadata found; empty for a bare checkout.
+        label: the given path, for messages.
+        claims: (distribution, version) of all metadata; empty for a bare checkout.
     """
 
     label: str
@@ -53,16 +53,17 @@ class Release:
     _read: Callable[[str], bytes]
 
     def has_package(self, name: str) -> bool:
-        """Whether there is a package or a module ``name`` at the top."""
-        return any(found == name or found.startswith(f"{name}.") for root in self._roots for found in self._names(root))
+        """Whether the release has a top-level package or module ``name``."""
+        names = (existing for root in self._roots for existing in self._names(root))
+        return any(existing == name or existing.startswith(f"{name}.") for existing in names)
 
     def source(self, module: str) -> Source:
         """The text of a module.
 
         Raises:
             NotFound: there is no such module.
-            Unreadable: it is not there as text, or cannot be decoded.
-            ReleaseError: it is in a directory, and a file or folder that is there cannot be read.
+            Unreadable: the module has no source text, or it cannot be decoded.
+            ReleaseError: the release is a directory, and an existing file or folder cannot be read.
         """
         parent, _, last = module.replace(".", "/").rpartition("/")
         for root in self._roots:
@@ -70,16 +71,16 @@ class Release:
             names = set(self._names(folder))
             if last in names:
                 package = f"{folder}{last}/"
-                found = self._file(module, package, "__init__", set(self._names(package)))
-                if found is not None:
-                    return found
-            found = self._file(module, folder, last, names)
-            if found is not None:
-                return found
+                source = self._file(module, package, "__init__", set(self._names(package)))
+                if source is not None:
+                    return source
+            source = self._file(module, folder, last, names)
+            if source is not None:
+                return source
         raise NotFound(f"there is no module {module} in {self.label}")
 
     def _file(self, module: str, folder: str, stem: str, names: set[str]) -> Source | None:
-        # In the order of Python's own finder: an extension module hides the text that lies beside it.
+        # In the order of Python's own finder: an extension module takes precedence over a source file.
         for name in names:
             if name.startswith(f"{stem}.") and name.endswith((".so", ".pyd")):
                 raise Unreadable(f"module {module} is a compiled extension ({folder}{name} in {self.label})")
@@ -93,21 +94,21 @@ class Release:
                 ) from error
             return Source(module, f"{self.label}/{path}", text)
         if f"{stem}.pyc" in names:
-            raise Unreadable(f"module {module} is there as bytecode only ({folder}{stem}.pyc in {self.label})")
+            raise Unreadable(f"module {module} exists as bytecode only ({folder}{stem}.pyc in {self.label})")
         return None
 
     def finding(self, guard: Guard) -> Finding:
-        """What the version guard says of this release.
+        """The version guard's finding for this release.
 
-        Where another distribution counts that is not in it, nothing is known of that: what is found holds beside it.
+        If the guard requires another distribution that is not in the release, the finding holds with that distribution.
         """
-        found = self._finding(guard)
-        if guard.co_installed is None or found.verdict is Verdict.OUTSIDE:
-            return found
+        own_finding = self._finding(guard)
+        if guard.co_installed is None or own_finding.verdict is Verdict.OUTSIDE:
+            return own_finding
         if not any(_same(name, guard.co_installed.distribution) for name, _ in self.claims):
-            return found._replace(reason=f"{found.reason}, beside {guard.co_installed}")
+            return own_finding._replace(reason=f"{own_finding.reason}, with {guard.co_installed}")
         return versions.beside(
-            guard, found, self._finding(Guard(guard.co_installed.distribution, guard.co_installed.versions))
+            guard, own_finding, self._finding(Guard(guard.co_installed.distribution, guard.co_installed.versions))
         )
 
     def _finding(self, guard: Guard) -> Finding:
@@ -127,7 +128,7 @@ def open_release(path: str) -> Release:
     site-packages folder.
 
     Raises:
-        ReleaseError: it is none of these, is damaged, or is built to do harm.
+        ReleaseError: the path is none of these, damaged, or malicious.
     """
     name = path.lower()
     try:
@@ -135,7 +136,7 @@ def open_release(path: str) -> Release:
         if stat.S_ISDIR(state.st_mode):
             return _directory(path)
         if not stat.S_ISREG(state.st_mode):
-            raise ReleaseError(f"{path} is no regular file; expected {KINDS}")
+            raise ReleaseError(f"{path} is not a regular file; expected {KINDS}")
         if name.endswith((".whl", ".zip")):
             return _zip(path, zips.read(path))
         if name.endswith((".tar.gz", ".tgz")):
@@ -146,20 +147,20 @@ def open_release(path: str) -> Release:
         raise ReleaseError(f"{path} does not exist; expected {KINDS}") from error
     except Unreadable as error:  # the metadata
         raise ReleaseError(str(error)) from error
-    # Bad bytes show as anything: zipfile and tarfile let ValueError, struct.error, RecursionError and more through.
+    # Bad bytes raise many exceptions: zipfile and tarfile pass on ValueError, struct.error, RecursionError and more.
     except Exception as error:
         if isinstance(error, OSError):
             raise ReleaseError(f"{path} cannot be read: {error}") from error
-        raise ReleaseError(f"{path} is damaged or truncated ({error}); get it again") from error
-    raise ReleaseError(f"{path} is of an unknown kind; expected {KINDS}")
+        raise ReleaseError(f"{path} is damaged or truncated ({error}); download it again") from error
+    raise ReleaseError(f"{path} has an unknown type; expected {KINDS}")
 
 
 def _decode(data: bytes) -> str:
-    # A text as Python decodes it. SyntaxError or UnicodeError where it does not, or where we do not let it; LookupError
-    # for a codec that gives no text, from Python 3.14 on.
+    # Decode like Python. Raises SyntaxError or UnicodeError if Python cannot decode the text or the encoding is not
+    # allowed; LookupError for a codec that gives no text, from Python 3.14 on.
     encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     if codecs.lookup(encoding).name not in _ENCODINGS:
-        raise SyntaxError(f"it is in the encoding {encoding!r}, expected UTF-8, Latin-1 or ASCII")
+        raise SyntaxError(f"its encoding is {encoding!r}, expected UTF-8, Latin-1 or ASCII")
     return importlib.util.decode_source(data)
 
 
@@ -196,7 +197,7 @@ def _directory(path: str) -> Release:
 def _list(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
-    # Nothing else counts as absent: what is there and cannot be read may be what is looked for.
+    # Only missing files count as absent: an unreadable file may be the wanted one.
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -204,14 +205,14 @@ def _list(folder: str) -> list[str]:
 
 
 def _is_metadata(path: str, folder: str, name: str) -> bool:
-    """As importlib.metadata, which the engine asks, sees it."""
+    """Whether importlib.metadata, which the engine uses, takes the path for metadata."""
     name = name.lower()
     in_egg = not folder and os.path.basename(os.path.normpath(path)).lower().endswith(".egg")
     return name.endswith((".dist-info", ".egg-info")) or (in_egg and name == "egg-info")
 
 
 def _metadata(folder: str, files: tuple[str, ...] = ("METADATA", "PKG-INFO", "")) -> list[tuple[str, str | None]]:
-    """What the first of these files that there is says; the folder may be a file itself."""
+    """Name and version in the first existing one of these files; the folder may be a file itself."""
     for name in files:
         file = os.path.join(folder, name) if name else folder
         if os.path.isdir(file):
@@ -225,7 +226,7 @@ def _metadata(folder: str, files: tuple[str, ...] = ("METADATA", "PKG-INFO", "")
         if data:
             try:
                 data.decode()
-            except UnicodeDecodeError:  # nothing, for the engine
+            except UnicodeDecodeError:  # no metadata, for the engine
                 return []
             claim = _claim(data)
             return [claim] if claim[0] else []
@@ -233,21 +234,21 @@ def _metadata(folder: str, files: tuple[str, ...] = ("METADATA", "PKG-INFO", "")
 
 
 def _read_file(file: str, limit: int) -> bytes:
-    # A link is followed: uv's environments consist of them. A device or a pipe would never end.
-    _check_regular(file, os.stat(file), limit)  # before it is opened: opening a device may do something
+    # Links are followed: uv's environments consist of them. A device or a pipe may never end.
+    _check_regular(file, os.stat(file), limit)  # before opening: opening a device may have an effect
     with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
         _check_regular(file, os.fstat(stream.fileno()), limit)
         data = stream.read(limit + 1)
-    if data is None:  # of a file that would wait, as some of /proc
-        raise Unreadable(f"{file} has nothing to read yet")
-    if len(data) > limit:  # those of /proc state none
+    if data is None:  # a file whose read would block, as some of /proc
+        raise Unreadable(f"{file} has no data yet")
+    if len(data) > limit:  # files of /proc state no size
         raise Unreadable(f"{file} {too_large(len(data), limit)}")
     return data
 
 
 def _check_regular(file: str, state: os.stat_result, limit: int) -> None:
     if not stat.S_ISREG(state.st_mode):
-        raise Unreadable(f"{file} is no regular file")
+        raise Unreadable(f"{file} is not a regular file")
     if state.st_size > limit:
         raise Unreadable(f"{file} {too_large(state.st_size, limit)}")
 
@@ -264,7 +265,7 @@ def _in_memory(files: Files, metadata: Iterable[str], roots: tuple[str, ...]) ->
 
     @functools.cache
     def names(folder: str) -> set[str]:
-        # A package that is a link would otherwise count as not there.
+        # Otherwise a package that is a link would count as absent.
         for parent in itertools.accumulate(folder.split("/")[:-1], "{}/{}".format):
             if parent in files:
                 content(parent)
@@ -283,7 +284,7 @@ def _zip(path: str, files: Files) -> Release:
         return _sdist(files)
     metadata = [name for name in files if name.endswith(".dist-info/METADATA") and name.count("/") == 1]
     if len(metadata) != 1:
-        raise ReleaseError(f"{path} is no wheel: it has {len(metadata)} files *.dist-info/METADATA, expected 1")
+        raise ReleaseError(f"{path} is not a wheel: it has {len(metadata)} files *.dist-info/METADATA, expected 1")
     data = metadata[0].removesuffix(".dist-info/METADATA") + ".data/"
     return _in_memory(files, metadata, ("", f"{data}purelib/", f"{data}platlib/"))
 
@@ -293,7 +294,7 @@ def _sdist(files: Files) -> Release:
     metadata = [name for name in files if name.endswith("/PKG-INFO") and name.count("/") == 1]
     if len(tops) != 1 or len(metadata) != 1:
         raise ReleaseError(
-            f"{files.path} is no sdist: expected one folder with a PKG-INFO in it, found {len(tops)} folders with "
+            f"{files.path} is not an sdist: expected one folder with a PKG-INFO, but it has {len(tops)} folders with "
             f"source and {len(metadata)} PKG-INFO. If it is an archive of a checkout, unpack it and give the directory"
         )
     top = tops.pop()

@@ -1,6 +1,6 @@
-"""Which known bugs a set of pins has, which patch repairs each, and which release does: by versions alone.
+"""The known bugs of a set of pins, the patch and the release that repair each, from versions alone.
 
-What has not been looked up is part of the answer: a pin without a version, a version newer than what was read.
+The answer includes pins that were not looked up: pins without a version, and versions newer than the newest reviewed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from .pins import Pin, PinsError, Unread
 from .run_config import RunConfig
 
 _MOST = 1000
-"""Pins of frameworks; an environment has one of each, and each has a page of bugs."""
+"""The most pins of frameworks; an environment has one of each, and each has a page of bugs."""
 Named = Mapping[str, set[str | None]]
-"""The versions of each distribution that pins name, None where one has none."""
-_SHOWN = 20  # entries that were not understood, each with its line
+"""By distribution, the versions that pins name; None for a pin without a version."""
+_SHOWN = 20  # unparsed entries that are listed, each with its line
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Bug:
     """A known bug of one release.
 
     Attributes:
-        patch: what repairs it at run time, or the advice where nothing does.
-        plugin: what brings the patch or advice.
-        fixed: the first release without it, None where none was known when the record was made.
-        read: the newest release that was read, None where that is not known. Of a plugin's patch, which has no record,
-            both are what its range says: ``<1.5`` names the release with the fix, ``<=1.9`` the newest that was read.
-        beside: beside what it has it, and whether that is named; empty where it always has.
+        patch: the patch that repairs the bug at run time, or the advice if no patch does.
+        plugin: the distribution of the patch or advice.
+        fixed: the first release without the bug; None if the record knows none.
+        read: the newest reviewed release; None if unknown. A plugin's patch has no record; its range gives both:
+            ``<1.5`` names the release with the fix, ``<=1.9`` the newest reviewed release.
+        beside: the other distribution that the bug requires, and whether a pin names it; empty if it requires none.
     """
 
     patch: KnownBug
@@ -60,17 +60,17 @@ class Bug:
 
     @property
     def repaired_by(self) -> str | None:
-        """What brings the patch; None for an advice."""
+        """The distribution of the patch; None for an advice."""
         return self.plugin if isinstance(self.patch, Patch) else None
 
     @property
     def wrong(self) -> str:
-        """What is wrong, when, and whose patch that is."""
+        """The bug, its condition, and the origin of its patch."""
         return pages.bug(self.patch) + (f"; {self.beside}" if self.beside else "") + registry.credit(self.plugin)
 
     @property
     def fixed_in(self) -> str:
-        """The release, or why there is none, in words."""
+        """The release with the fix, or words for none."""
         return self.fixed or ("no release yet" if self.read else "unknown")
 
     @property
@@ -81,15 +81,15 @@ class Bug:
 
 @dataclass(frozen=True)
 class Audited:
-    """A pin of a framework that patches are for.
+    """A pin of a supported framework.
 
     Attributes:
-        pin: as it was read.
-        bugs: None where none was looked up, or none was found in a version that the record does not reach.
-        reason: why it was not looked up, or not as far as the newest release read; empty where it was.
-        newest_read: that release, where the version is newer.
-        still_open: the bugs that it has.
-        excluded: bugs of this version that cannot concern the run whose configuration was given, each with the reason.
+        pin: the pin.
+        bugs: None if no bug was looked up, or if a version newer than the record has none.
+        reason: why the pin was not looked up, or is newer than the newest reviewed release; empty if it was looked up.
+        newest_read: the newest reviewed release, if the version is newer.
+        still_open: the bugs of the newest reviewed release.
+        excluded: bugs of this version that cannot affect the run with the given configuration, each with the reason.
     """
 
     pin: Pin
@@ -100,7 +100,7 @@ class Audited:
     excluded: tuple[tuple[Bug, str], ...] = ()
 
     def within(self, run: RunConfig) -> Audited:
-        """Without the bugs that cannot concern the run."""
+        """A copy without the bugs that cannot affect the run."""
         if self.bugs is None:
             return self
         reasons = [(bug, run.excludes(bug.patch)) for bug in self.bugs]
@@ -109,12 +109,12 @@ class Audited:
 
 
 class Gap(NamedTuple):
-    """What was not looked up.
+    """An entry or a file that was not looked up.
 
     Attributes:
-        place: as a `Pin` has it; of a file that could not be read, the file.
-        text: what and why.
-        name, version: of the distribution, where the place names one.
+        place: the place, as in `Pin`; for an unreadable file, the file.
+        text: the entry and the reason.
+        name, version: the distribution, if the place names one.
     """
 
     place: str
@@ -125,16 +125,16 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class Findings:
-    """The answer for all that was given.
+    """The findings for all files.
 
     Attributes:
-        files: what was given; empty for this environment.
-        named: how many pins of whatever distribution there are.
-        audited: those of frameworks.
+        files: the given files; empty for this environment.
+        named: the number of pins, of any distribution.
+        audited: the pins of frameworks.
         unread: the entries that were not understood.
-        not_read: files of which nothing is known.
-        run: the configuration of the run that is asked about, if it was given.
-        failing: pairs of pins that are known to fail at an import.
+        not_read: the files that could not be read.
+        run: the configuration of the run, if given.
+        failing: pairs of pins whose import is known to fail.
     """
 
     files: Sequence[str]
@@ -147,29 +147,29 @@ class Findings:
 
     @cached_property
     def with_bugs(self) -> list[tuple[Audited, Bug]]:
-        """The worst harm first."""
-        found = [(each, bug) for each in self.audited for bug in each.bugs or ()]
-        return sorted(found, key=lambda one: pages.by_harm(one[1].patch))
+        """The bugs and their pins, the worst harm first."""
+        bugs = [(each, bug) for each in self.audited for bug in each.bugs or ()]
+        return sorted(bugs, key=lambda one: pages.by_harm(one[1].patch))
 
     @cached_property
     def excluded(self) -> list[tuple[Audited, Bug, str]]:
-        """Bugs that cannot concern this run, each with the reason; the worst harm first."""
-        found = [(each, bug, reason) for each in self.audited for bug, reason in each.excluded]
-        return sorted(found, key=lambda one: pages.by_harm(one[1].patch))
+        """Bugs that cannot affect this run, each with the reason; the worst harm first."""
+        bugs = [(each, bug, reason) for each in self.audited for bug, reason in each.excluded]
+        return sorted(bugs, key=lambda one: pages.by_harm(one[1].patch))
 
     @cached_property
     def not_looked_up(self) -> list[Audited]:
-        """The pins of frameworks that were not, or not as far as the newest release read."""
+        """The pins of frameworks that were not looked up, or are newer than the newest reviewed release."""
         return [each for each in self.audited if each.reason]
 
     @property
     def shown_unread(self) -> Sequence[Unread]:
-        """The first of the entries that were not understood."""
+        """The first entries that were not understood."""
         return self.unread[:_SHOWN]
 
     @property
     def gaps(self) -> list[Gap]:
-        """Each pin that was not looked up and each entry that was not understood, up to a number of these."""
+        """Each pin that was not looked up and each entry that was not understood, up to `_SHOWN` of the latter."""
         gaps = []
         for each in self.not_looked_up:
             name, version = each.pin.name, each.pin.version if each.newest_read else None
@@ -178,16 +178,16 @@ class Findings:
             gaps.append(Gap(each.pin.place, text, name, version))
         gaps += [Gap(each.place, f"{each.place}: {each.why}") for each in self.shown_unread]
         more = self.unread[_SHOWN:]
-        return gaps + [Gap(each.place, f"{len(more)} more were not understood") for each in more[:1]]
+        return gaps + [Gap(each.place, f"{len(more)} more entries were not understood") for each in more[:1]]
 
     @property
     def newer(self) -> int:
-        """How many of these are newer than what was read."""
+        """The number of pins newer than the newest reviewed release."""
         return sum(each.newest_read is not None for each in self.not_looked_up)
 
     @property
     def status(self) -> int:
-        """0 only where everything that names a framework was looked up, and has no known bug."""
+        """0 only if every entry that names a framework was looked up and has no known bug."""
         return 2 if self.not_read else int(bool(self.with_bugs or self.failing or self.not_looked_up or self.unread))
 
     def location(self, place: str) -> tuple[str | None, int | None]:
@@ -195,19 +195,19 @@ class Findings:
         if not self.files or not place:
             return None, None
         file, line = place, None
-        if place not in self.files:  # a file's own name may end in a number
+        if place not in self.files:  # a file name may end in a number
             numbered = re.fullmatch(r"(.*)(?::|, entry )(\d+)", place, re.DOTALL)
             if numbered is not None:
                 file, line = numbered[1], int(numbered[2]) if place[numbered.end(1)] == ":" else None
         return (None, line) if file == "standard input" and "-" in self.files else (file, line)
 
     def in_sum(self) -> list[str]:
-        """Sentences: how much of what was given was looked up, and what was found."""
-        return [self._counted(), *self._found(), *self._failing(), *self._of_this_run()]
+        """Sentences: the number of entries looked up, and the findings."""
+        return [self._counted(), *self._bugs(), *self._failing(), *self._of_this_run()]
 
     def _counted(self) -> str:
         of_ours, not_up = self.audited, self.not_looked_up
-        why = [f"{self.newer} newer than what was read"] if self.newer else []
+        why = [f"{self.newer} newer than the newest release reviewed"] if self.newer else []
         why += [f"{len(not_up) - self.newer} without a version that can be looked up"] * (len(not_up) > self.newer)
         why += [f"{plural(len(self.unread), 'entry', 'entries')} not understood"] if self.unread else []
         reasons = f": {', '.join(why)}" if why else ""
@@ -218,14 +218,14 @@ class Findings:
             return f"{checked}, of {self.named} named{reasons}."
         return f"No known bugs found in {plural(len(of_ours), 'supported package')}, of {self.named} named."
 
-    def _found(self) -> list[str]:
+    def _bugs(self) -> list[str]:
         if not self.with_bugs:
             return []
         patches = {bug.patch.name: bug.patch for _, bug in self.with_bugs}
         names = {each.pin.name for each, _ in self.with_bugs}
-        said = pages.counted(patches.values())
-        found = f"Found {plural(len(patches), 'known bug')} in {plural(len(names), 'package')}"
-        return [f"{found}{f': {said}' if said else ''}."]
+        by_harm = pages.counted(patches.values())
+        count = f"Found {plural(len(patches), 'known bug')} in {plural(len(names), 'package')}"
+        return [f"{count}{f': {by_harm}' if by_harm else ''}."]
 
     def _failing(self) -> list[str]:
         which = dict.fromkeys((each.pin.name, each.other[0]) for each in self.failing)
@@ -237,30 +237,30 @@ class Findings:
             return []
         excluded = {bug.patch.name for _, bug, _ in self.excluded}
         left = {bug.patch.name for _, bug in self.with_bugs}
-        said = [f"Its configuration excludes {plural(len(excluded), 'known bug')}: {', '.join(sorted(excluded))}."]
+        which = [f"The configuration excludes {plural(len(excluded), 'known bug')}: {', '.join(sorted(excluded))}."]
         return [
-            *(said if excluded else ["Its configuration excludes no known bug."]),
+            *(which if excluded else ["The configuration excludes no known bug."]),
             *([f"{len(left)} may affect this run."] if left else []),
         ]
 
     @property
     def notes(self) -> Sequence[str]:
-        """What of the run's configuration is not clear as a whole."""
+        """Parts of the run's configuration that cannot be determined."""
         return self.run.notes if self.run else ()
 
 
 def audit(pins: Iterable[Pin], registered: Sequence[Registered]) -> list[Audited]:
-    """Look up every pin of a framework that a patch is for; others are left out.
+    """Look up every pin of a supported framework; skip others.
 
     Args:
-        pins: what files and environments name; the same pin of several places stays several.
+        pins: the pins of files and environments; equal pins of several places remain separate.
         registered: the patches.
 
     Returns:
         one entry per pin, in their order.
 
     Raises:
-        PinsError: they are more than any set of files has.
+        PinsError: there are more than `_MOST` pins of frameworks.
     """
     by_name: dict[str, list[Registered]] = {}
     for item in registered:
@@ -271,7 +271,7 @@ def audit(pins: Iterable[Pin], registered: Sequence[Registered]) -> list[Audited
         named.setdefault(_BUILD_OF.get(pin.name, pin.name), set()).add(pin.version)
     wanted = [pin for pin in pins if pin.name in by_name]
     if len(wanted) > _MOST:
-        raise PinsError(f"what was given names frameworks {len(wanted)} times: expected {_MOST} at most")
+        raise PinsError(f"the files name frameworks {len(wanted)} times: expected {_MOST} at most")
     return [_audited(pin, by_name[pin.name], named) for pin in wanted]
 
 
@@ -279,16 +279,16 @@ _BUILD_OF = {build: name for name, builds in installed.OTHER_BUILDS.items() for 
 
 
 def failing(pins: Iterable[Pin], audited: Iterable[Audited]) -> list[Failing]:
-    """Pairs of pins that are known to fail at an import, without what a bug of these releases says already."""
-    told: dict[Pin, str] = {}
+    """Pairs of pins whose import is known to fail, without failures that a known bug of these releases reports."""
+    reported: dict[Pin, str] = {}
     for each in audited:
         beside = [bug.patch for bug in each.bugs or () if bug.beside]
-        told[each.pin] = "\n".join(signature.message for patch in beside for signature in patch.signatures)
-    return pairs.failing(pins, told)
+        reported[each.pin] = "\n".join(signature.message for patch in beside for signature in patch.signatures)
+    return pairs.failing(pins, reported)
 
 
 def that_count(unread: Iterable[Unread], registered: Sequence[Registered]) -> list[Unread]:
-    """Without those that would count only if they named a framework: by its distribution or its import name."""
+    """The entries that count: some count only if they name a framework, by its distribution or import name."""
     names = {name for item in registered for name in _names(item.patch)}
     spelled = "|".join(re.escape(name).replace(r"\-", "[-_.]") for name in sorted(names))
     named = re.compile(rf"(?<![A-Za-z0-9_])(?:{spelled})(?![A-Za-z0-9_])", re.IGNORECASE)
@@ -301,14 +301,14 @@ def _names(patch: KnownBug) -> set[str]:
 
 def _audited(pin: Pin, items: list[Registered], named: Named) -> Audited:
     if pin.version is None:
-        return Audited(pin, None, pin.note or "no version is named")
+        return Audited(pin, None, pin.note or "it has no version")
     try:
         version = Version(pin.version)
     except ValueError:  # InvalidVersion, or more digits than Python converts
-        return Audited(pin, None, f"{pin.version!r:.100} is no version of PEP 440")
-    found = [(item, _had(item.patch, version, named)) for item in items]
-    bugs = tuple(_bug(item, beside) for item, beside in found if beside is not None)
-    # A local version (1.5.1+cu128) is the release that it is made of.
+        return Audited(pin, None, f"{pin.version!r:.100} is no PEP 440 version")
+    had = [(item, _had(item.patch, version, named)) for item in items]
+    bugs = tuple(_bug(item, beside) for item, beside in had if beside is not None)
+    # A local version (1.5.1+cu128) counts as its public release.
     beyond = [bug for bug in map(_bug, items) if bug.read and Version(version.public) > Version(bug.read)]
     if not beyond:
         return Audited(pin, bugs)
@@ -320,31 +320,31 @@ def _audited(pin: Pin, items: list[Registered], named: Named) -> Audited:
 def _newer(newest: str, still_open: Sequence[Bug]) -> str:
     count = f"{plural(len(still_open), 'known bug') if still_open else 'no known bugs'} without a fix"
     names = f": {', '.join(bug.patch.name + registry.credit(bug.plugin) for bug in still_open)}" if still_open else ""
-    return f"newer than {newest}, the newest release read, which has {count}{names}"
+    return f"newer than {newest}, the newest release reviewed, which has {count}{names}"
 
 
 def _had(patch: KnownBug, version: Version, named: Named) -> str | None:
-    """Beside what a release has a bug: empty where that does not matter; None where it does not have the bug."""
+    """The other distribution that a release's bug requires: empty if none; None if the release is not affected."""
     guards = [variant.guard for variant in patch.variants]
     affected = [guard for guard in guards if versions.judge(guard, str(version)).verdict is Verdict.AFFECTED]
     without = releases().get(patch.name, {}).get("without", ())
     if not affected or any(Version(first) <= version <= Version(last) for first, last in without):
         return None
-    (guard,) = affected  # ranges of variants have no version in common
+    (guard,) = affected  # the ranges of variants do not overlap
     return _beside(guard.co_installed, named, isinstance(patch, Patch)) if guard.co_installed else ""
 
 
 def _beside(other: CoInstalled, named: Named, repaired: bool) -> str | None:
-    """Which of the pins named makes a bug of two releases one; where no version is named, which would."""
-    found = named.get(canonicalize_name(other.distribution), {None})
-    judged = {version: versions.judge(Guard(other.distribution, other.versions), version).verdict for version in found}
+    """The pin that a bug of two releases requires; without a pinned version, the versions that it requires."""
+    pinned = named.get(canonicalize_name(other.distribution), {None})
+    judged = {version: versions.judge(Guard(other.distribution, other.versions), version).verdict for version in pinned}
     affected = [version for version, verdict in judged.items() if verdict is Verdict.AFFECTED]
     if affected:
-        here = f"beside {other.distribution} {', '.join(sorted(map(str, affected)))}, as here"
+        here = f"with {other.distribution} {', '.join(sorted(map(str, affected)))}, which is pinned"
         first = next((pin.version for pin in SpecifierSet(other.versions) if pin.operator == ">="), None)
         return here + (f" ({'without the patch: ' * repaired}pin {other.distribution}<{first})" if first else "")
     if Verdict.UNKNOWN in judged.values():
-        return f"only beside {co_installed_text(other)}, of which no version is named here"
+        return f"only with {co_installed_text(other)}, whose version is not pinned"
     return None
 
 
@@ -358,6 +358,6 @@ def _bug(item: Registered, beside: str = "") -> Bug:
 
 @cache
 def releases() -> dict[str, Any]:
-    """The record of releases, as it is shipped (release_record/shipped.py has the keys)."""
-    found: dict[str, Any] = json.loads(files(__package__).joinpath("releases.json").read_text(encoding="utf-8"))
-    return found
+    """The record of releases as shipped (release_record/shipped.py has the keys)."""
+    shipped: dict[str, Any] = json.loads(files(__package__).joinpath("releases.json").read_text(encoding="utf-8"))
+    return shipped

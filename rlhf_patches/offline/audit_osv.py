@@ -1,6 +1,6 @@
 """The findings of `audit` in the form of osv-scanner's JSON.
 
-What was not looked up stands among the vulnerabilities: a consumer that reads nothing else must not take it for clean.
+Entries that were not looked up are listed as vulnerabilities, so that a consumer does not treat them as clean.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ def document(findings: Findings) -> dict[str, Any]:
     """``results``, one for each file, with ``packages`` and their ``vulnerabilities``; ``summary``, sentences."""
     packages: dict[str, list[dict[str, Any]]] = {}
 
-    def add(place: str, name: str, version: str | None, found: Sequence[dict[str, Any]]) -> None:
+    def add(place: str, name: str, version: str | None, vulnerabilities: Sequence[dict[str, Any]]) -> None:
         package = {"name": name, "version": printable(version or ""), "ecosystem": _ECOSYSTEM}
-        groups = [{"ids": [each["id"]], "aliases": [each["id"]]} for each in found]
+        groups = [{"ids": [each["id"]], "aliases": [each["id"]]} for each in vulnerabilities]
         source = printable(findings.location(place)[0] or place)
-        packages.setdefault(source, []).append({"package": package, "vulnerabilities": found, "groups": groups})
+        row = {"package": package, "vulnerabilities": vulnerabilities, "groups": groups}
+        packages.setdefault(source, []).append(row)
 
     for each in findings.audited:
         if each.bugs:
@@ -45,7 +46,7 @@ def document(findings: Findings) -> dict[str, Any]:
         add(gap.place, gap.name, gap.version, [_own(NOT_LOOKED_UP, gap.text, gap.place)])
     for gap in findings.not_read:
         add(gap.place, "", None, [_own(NOT_READ, gap.text, gap.place)])
-    results = [{"source": {"path": path, "type": "lockfile"}, "packages": found} for path, found in packages.items()]
+    results = [{"source": {"path": path, "type": "lockfile"}, "packages": rows} for path, rows in packages.items()]
     return {"results": results, "summary": [*findings.in_sum(), *map(printable, findings.notes)]}
 
 
@@ -83,9 +84,9 @@ class _Span(NamedTuple):
 
 
 def _events(bug: Bug) -> list[list[dict[str, str]]]:
-    """The patch's ranges, those that touch as one; none where they cannot be said in this way.
+    """The patch's ranges, adjacent ones merged; empty if this form cannot express them.
 
-    A range up to the newest release that was read is open: nobody knows that the next one does not have the bug.
+    A range up to the newest reviewed release has no end, because the next release may have the bug.
     """
     spans = []
     for variant in bug.patch.variants:

@@ -1,6 +1,6 @@
 """The findings of `audit` as SARIF 2.1.0, for GitHub's code scanning and editors.
 
-What was not looked up is a result too: a consumer that reads nothing but results must not take it for clean.
+Entries that were not looked up are results too, so that a consumer does not treat them as clean.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .audit import Audited, Bug, Findings
 NOT_LOOKED_UP, NOT_READ, KNOWN_TO_FAIL = "not-looked-up", "not-read", "known-to-fail"
 
 _LEVELS = {"hang": "warning", "crash": "warning", "memory": "note", "slow": "note", "": "warning"}
-"""By harm; what goes on with wrong numbers is an error."""
+"""By harm; a bug with which a run continues with wrong numbers is an error."""
 _RULES = {
-    KNOWN_TO_FAIL: ("warning", "Known to fail: one of these releases cannot be imported beside the other"),
-    NOT_LOOKED_UP: ("warning", "Not looked up: whether it has known bugs was not found out"),
-    NOT_READ: ("error", "Not read: nothing is known of this file"),
+    KNOWN_TO_FAIL: ("warning", "Known to fail: one of these releases cannot be imported with the other"),
+    NOT_LOOKED_UP: ("warning", "Not looked up: it may have known bugs"),
+    NOT_READ: ("error", "Not read: this file may name releases with known bugs"),
 }
 
 
@@ -52,7 +52,7 @@ def document(findings: Findings) -> dict[str, Any]:
 
     results = list(itertools.starmap(of, findings.with_bugs))
     for each, bug, reason in findings.excluded:
-        why = f"cannot concern this run: {_message(reason)}"
+        why = f"cannot affect this run: {_message(reason)}"
         results.append({**of(each, bug), "suppressions": [{"kind": "external", "justification": why}]})
     for pair in findings.failing:
         results.append(result(KNOWN_TO_FAIL, f"{pair.pin.name} {pair.pin.version}: {pair.why}", pair.pin.place))
@@ -82,7 +82,7 @@ def document(findings: Findings) -> dict[str, Any]:
 def _rule(bug: Bug) -> dict[str, Any]:
     patch = bug.patch
     advice = f"What to do: {patch.what_to_do}" if isinstance(patch, Advice) else ""
-    repaired = f"Repaired at run time by {bug.repaired_by}: `rlhf-patches explain {patch.name}` says how."
+    repaired = f"Repaired at run time by {bug.repaired_by}: see `rlhf-patches explain {patch.name}`."
     link = next((each for each in patch.references if each.startswith("https://")), None)
     return {
         "id": patch.name,
@@ -101,7 +101,7 @@ def _own_rule(name: str) -> dict[str, Any]:
 
 
 def level(patch: KnownBug) -> str:
-    """SARIF's word for the harm: "error", "warning", "note"."""
+    """SARIF's level for the harm: "error", "warning", "note"."""
     return _LEVELS.get(patch.harm, "error")
 
 
@@ -109,18 +109,18 @@ def _location(findings: Findings, place: str) -> dict[str, Any]:
     file, line = findings.location(place)
     if file is None:
         return {"logicalLocations": [{"fullyQualifiedName": printable(place)}]}
-    # GitHub wants a line; of lock files in TOML and JSON none is known.
+    # GitHub requires a line; entries of TOML and JSON lock files have none.
     return {"physicalLocation": {"artifactLocation": {"uri": _uri(file)}, "region": {"startLine": line or 1}}}
 
 
 def _uri(file: str) -> str:
-    """Relative to the working directory where it is below that, as GitHub wants it."""
+    """The file's URI, relative to the working directory if it is below it, as GitHub requires."""
     path, here = Path(os.path.abspath(file)), Path.cwd()
     return quote(os.fsencode(path.relative_to(here).as_posix())) if path.is_relative_to(here) else path.as_uri()
 
 
 def _message(text: str) -> str:
-    """Outside text must be no placeholder ({0}) and no link, which viewers look for in messages."""
+    """Escape placeholders ({0}) and links in outside text, which viewers would expand."""
     return re.sub(r"\{(\d+)\}", r"{{\1}}", printable(text)).replace("](", "] (")
 
 

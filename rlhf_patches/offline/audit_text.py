@@ -1,4 +1,4 @@
-"""The findings of `audit` as GitHub shows them: annotations of a workflow, and Markdown for a comment."""
+"""The findings of `audit` for GitHub: annotations of a workflow, and Markdown for a comment."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ..definitions.words import printable
 from .audit import Findings
 
 _PLAIN = frozenset(" .,/=+-()'")
-"""CoInstalled letters and digits: what means nothing to Markdown."""
+"""Characters, in addition to letters and digits, without a meaning in Markdown."""
 
 
 def github(findings: Findings) -> Iterator[str]:
-    """A workflow command a line. GitHub shows ten of a kind for each step, so the sum comes first in its kind."""
+    """One workflow command per line. GitHub shows ten of a kind per step, so the sum comes first in its kind."""
     yield _command("notice", "rlhf-patches audit", " ".join(findings.in_sum()))
     for gap in findings.not_read:
         yield _command("error", "not read", gap.text, *findings.location(gap.place))
@@ -30,7 +30,7 @@ def github(findings: Findings) -> Iterator[str]:
 
 
 def _command(kind: str, title: str, text: str, file: str | None = None, line: int | None = None) -> str:
-    where = {} if file is None else {"file": file, "line": str(line or 1)}  # a lock file in TOML or JSON tells no line
+    where = {} if file is None else {"file": file, "line": str(line or 1)}  # TOML and JSON give no line
     properties = ",".join(f"{name}={_property(value)}" for name, value in {**where, "title": title}.items())
     return f"::{kind} {properties}::{_data(text)}"
 
@@ -44,7 +44,7 @@ def _property(text: str) -> str:
 
 
 def markdown(findings: Findings) -> Iterator[str]:
-    """A table of the bugs, then what was not looked up, and the sum."""
+    """A table of the bugs, then the entries that were not looked up, and the sum."""
     if findings.with_bugs:
         yield "| package | version | harm | what is wrong, and when | fixed in | where |"
         yield "| --- | --- | --- | --- | --- | --- |"
@@ -59,7 +59,7 @@ def markdown(findings: Findings) -> Iterator[str]:
     for gap in [*findings.gaps, *findings.not_read]:
         yield f"- {_code(gap.text)}"
     for _, bug, reason in findings.excluded:
-        yield f"- **{bug.patch.name}** cannot concern this run: {_code(reason)}"
+        yield f"- **{bug.patch.name}** cannot affect this run: {_code(reason)}"
     for note in findings.notes:
         yield f"- {_code(note)}"
     if findings.failing or findings.gaps or findings.not_read or findings.excluded or findings.notes:
@@ -68,11 +68,11 @@ def markdown(findings: Findings) -> Iterator[str]:
 
 
 def _code(text: str) -> str:
-    """Outside text: no Markdown, HTML, link, mention or end of a cell."""
+    """Escape outside text, so that it has no Markdown, HTML, link, mention or end of a cell."""
     escaped = (c if c.isalnum() or c in _PLAIN else f"&#{ord(c)};" for c in printable(text))
     return f"<code>{''.join(escaped)}</code>"
 
 
 def _cell(text: str) -> str:
-    """A patch's own text, which has Markdown."""
+    """A patch's text, which contains Markdown."""
     return printable(text).replace("<", "&lt;").replace("|", "&#124;")

@@ -1,4 +1,4 @@
-"""HTTP with a bound on the seconds of a whole answer, to addresses of the web alone."""
+"""HTTP with a time limit for a whole response, for http and https addresses only."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 SILENT_SECONDS = 60
-"""Until an index has to say something."""
+"""The longest time without data from an index."""
 
 
 class IndexProblem(RuntimeError):
-    """An index could not be asked, or a file not be fetched; the message says why and what to do."""
+    """A request to an index failed, or a file could not be fetched; the message has the reason and what to do."""
 
 
 class _Raw(io.RawIOBase):
-    """What a server sends, until a moment: a socket's own limit is for one piece, and a byte is one."""
+    """A server's data until a deadline: a socket's own timeout applies to each piece, which may be one byte."""
 
     def __init__(self, connection: socket.socket, until: float) -> None:
         self._connection = connection
@@ -45,7 +45,7 @@ class _Raw(io.RawIOBase):
                 return self._connection.recv_into(buffer)
         except TimeoutError:
             pass
-        raise IndexProblem("it has not come to an end in time")
+        raise IndexProblem("the response exceeded the time limit")
 
     def close(self) -> None:
         """As a file's."""
@@ -54,18 +54,18 @@ class _Raw(io.RawIOBase):
 
 
 class _Connection:
-    """A socket as http.client uses it."""
+    """A socket for http.client."""
 
     def __init__(self, connection: socket.socket, until: float) -> None:
         self.sendall = connection.sendall
         self._raw = _Raw(connection, until)
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """What is read from it."""
+        """A reader of the socket."""
         return io.BufferedReader(self._raw)
 
     def close(self) -> None:
-        """Nothing: what is read from it closes it."""
+        """Do nothing: the reader closes the socket."""
 
 
 def _bounded(kind: type[http.client.HTTPConnection], until: float, *arguments: Any, **more: Any) -> Any:
@@ -80,7 +80,7 @@ def _bounded(kind: type[http.client.HTTPConnection], until: float, *arguments: A
 
 
 class _Unread:
-    """An answer that leads elsewhere: its own text would be read whole, and has no bound."""
+    """A redirect: its body, which has no limit, is not read."""
 
     def __init__(self, answer: Any) -> None:
         self.close = answer.close
@@ -113,11 +113,11 @@ class _Https(urllib.request.HTTPSHandler):
 
 
 def opener(until: float) -> urllib.request.OpenerDirector:
-    """HTTP and nothing else: Python's own also opens files, FTP and data, to which a page could lead."""
-    found = urllib.request.OpenerDirector()
+    """An opener for HTTP only: Python's default also opens files, FTP and data, to which a page could redirect."""
+    director = urllib.request.OpenerDirector()
     for each in (_Http(), _Https()):
         each.until = until
-        found.add_handler(each)
+        director.add_handler(each)
     for kind in (
         urllib.request.ProxyHandler,
         _Redirections,
@@ -125,29 +125,29 @@ def opener(until: float) -> urllib.request.OpenerDirector:
         urllib.request.HTTPErrorProcessor,
         urllib.request.UnknownHandler,
     ):
-        found.add_handler(kind())
-    return found
+        director.add_handler(kind())
+    return director
 
 
 @functools.cache
 def _context() -> ssl.SSLContext:
-    names = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # OpenSSL looks at SSL_CERT_FILE itself
+    names = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # OpenSSL reads SSL_CERT_FILE itself
     place = next(filter(None, map(os.environ.get, names)), None)
     is_folder = place is not None and os.path.isdir(place)
     return ssl.create_default_context(cafile=None if is_folder else place, capath=place if is_folder else None)
 
 
 def of_netrc(host: str | None) -> tuple[str, str] | None:
-    """User and password of a host, as ``~/.netrc`` has them."""
+    """User and password of a host, from ``~/.netrc``."""
     try:
-        found = netrc.netrc().authenticators(host or "")
+        login = netrc.netrc().authenticators(host or "")
     except (OSError, netrc.NetrcParseError, UnicodeError):
         return None
-    return (found[0], found[2] or "") if found else None
+    return (login[0], login[2] or "") if login else None
 
 
 def without_login(url: str) -> tuple[str, tuple[str, str] | None]:
-    """An address without the user and password in it, and these."""
+    """An address without its user and password, and the two."""
     parts = urllib.parse.urlsplit(url)
     user, _, host = parts.netloc.rpartition("@")
     name, _, password = user.partition(":")

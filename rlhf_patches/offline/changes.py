@@ -1,4 +1,4 @@
-"""What a patch changes in the source that is installed here, as text: to be read, or as a file that git applies."""
+"""A patch's change to the source installed here, as text for people or as a file for git."""
 
 from __future__ import annotations
 
@@ -19,54 +19,53 @@ from ..guards.shapes import Recognised
 
 
 class NotAFile(Exception):
-    """No patch file makes the change; the message says why."""
+    """No patch file can make the change; the message has the reason."""
 
 
 def diff(patch: Patch) -> str:
-    """Unified diff of the installed source, as the patch changes it, for ``patch -p0`` in the folder that it names.
+    """Unified diff of a patch's change to the installed source, for ``patch -p0`` in the folder that it names.
 
-    What a function is replaced or wrapped by shows as a comment above it.
+    A comment above a replaced or wrapped function shows the implementation.
 
     Raises:
         NotFound: the framework is not installed.
         Unrecognised, Unreadable: the patch would be refused.
     """
-    found, _ = _recognised(patch)
+    recognised, _ = _recognised(patch)
     return "".join(
-        f"# patch -p0 -d {shlex.quote(str(_root(source)))}\n{_unified(source, _as_shown(source, found))}"
-        for source in _modules(found)
+        f"# patch -p0 -d {shlex.quote(str(_root(source)))}\n{_unified(source, _as_shown(source, recognised))}"
+        for source in _modules(recognised)
     )
 
 
 def patch_file(patch: Patch) -> str:
-    """The same as a file for ``git apply``, ``git am`` and ``patch -p1``: a head, and names below ``a/`` and ``b/``.
+    """The same as a file for ``git apply``, ``git am`` and ``patch -p1``: a header, and names below ``a/`` and ``b/``.
 
-    The file that it makes is the text that the engine compiles.
+    The resulting file is the text that the engine compiles.
 
     Raises:
-        NotAFile: the patch replaces or wraps a function, or a file is not the UTF-8 text with plain line ends that its
-            patch would be for.
+        NotAFile: the patch replaces or wraps a function, or a file is not UTF-8 text with plain line ends.
         NotFound, Unrecognised, Unreadable: as `diff`.
     """
-    found, version = _recognised(patch)
-    called = [item.change.target for item in found if not isinstance(item.change, Rewrite)]
+    recognised, version = _recognised(patch)
+    called = [item.change.target for item in recognised if not isinstance(item.change, Rewrite)]
     if called:
         raise NotAFile(
-            f"{', '.join(dict.fromkeys(called))} is replaced or wrapped in memory, which no patch of its file does; "
-            "without --format it is shown as comments"
+            f"{', '.join(dict.fromkeys(called))} is replaced or wrapped in memory, which a patch file cannot express; "
+            "without --format the output shows it as comments"
         )
     parts = []
-    for source in _modules(found):
+    for source in _modules(recognised):
         _check_is_the_file(source)
-        edits = [edit for item in found if item.source is source for edit in item.edits]
+        edits = [edit for item in recognised if item.source is source for edit in item.edits]
         name = _name(source)
         parts.append(f"diff --git a/{name} b/{name}\n")
         parts.append(_unified(source, edited(source.text, edits), "a/", "b/"))
-    return _head(patch, found, version) + "".join(parts)
+    return _head(patch, recognised, version) + "".join(parts)
 
 
 def _recognised(patch: Patch) -> tuple[list[Recognised], str]:
-    """The patch's changes in the code that is installed here, and which version that is."""
+    """The patch's changes in the installed code, and its version."""
     choice = choices.choose([choices.look(variant) for variant in patch.variants])
     if isinstance(choice, Decision):
         raise NotFound(choice.reason)
@@ -75,18 +74,18 @@ def _recognised(patch: Patch) -> tuple[list[Recognised], str]:
         raise errors[0]
     if len(recognised) > 1:
         raise Unrecognised(decision.decide(choice, locating.read_module).reason)
-    (found,) = recognised.values()
-    shapes.check_compiles(found)
-    return found, choice.finding.version or "of a version that is not known"
+    (changes,) = recognised.values()
+    shapes.check_compiles(changes)
+    return changes, choice.finding.version or "of an unknown version"
 
 
-def _modules(found: Sequence[Recognised]) -> list[Source]:
-    return list({item.source.module: item.source for item in found}.values())
+def _modules(recognised: Sequence[Recognised]) -> list[Source]:
+    return list({item.source.module: item.source for item in recognised}.values())
 
 
-def _head(patch: Patch, found: Sequence[Recognised], version: str) -> str:
-    """What mail has above a patch; git and patch pass over it, or keep it as the commit's message."""
-    roots = " and ".join(dict.fromkeys(str(_root(source)) for source in _modules(found)))
+def _head(patch: Patch, recognised: Sequence[Recognised], version: str) -> str:
+    """The mail header of a patch; git and patch skip it or use it as the commit message."""
+    roots = " and ".join(dict.fromkeys(str(_root(source)) for source in _modules(recognised)))
     lines = [
         f"From: rlhf-patches <{patch.name}@rlhf-patches.invalid>",
         f"Subject: [PATCH] {patch.name}: {patch.summary}",
@@ -94,7 +93,7 @@ def _head(patch: Patch, found: Sequence[Recognised], version: str) -> str:
         *(f"Reference: {reference}" for reference in patch.references),
         f"Affected: {patch.distribution} {patch.versions}",
         f"Made from: {patch.distribution} {version} in {roots}",
-        *(f"Needs: {path}" for path in put_to_use(item.change for item in found)),
+        *(f"Needs: {path}" for path in put_to_use(item.change for item in recognised)),
         "---",
     ]
     return "".join(f"{printable(line).rstrip()}\n" for line in lines)
@@ -104,21 +103,19 @@ def _check_is_the_file(source: Source) -> None:
     try:
         data = Path(source.filename).read_bytes()
     except OSError as error:
-        raise NotAFile(f"{source.filename} is no file by itself, which a patch could be for ({error})") from error
+        raise NotAFile(f"{source.filename} is not a plain file, so no patch file can change it ({error})") from error
     if data != source.text.encode():
-        raise NotAFile(
-            f"{source.filename} is not UTF-8 with plain line ends, as a patch made here would be: it would not apply"
-        )
+        raise NotAFile(f"{source.filename} is not UTF-8 with plain line ends, so a patch file would not apply")
 
 
 def _root(source: Source) -> Path:
-    """The folder that the module's top-level package is in."""
+    """The folder of the module's top-level package."""
     file = Path(source.filename)
     return file.parents[source.module.count(".") + (file.stem == "__init__")]
 
 
 def _name(source: Source) -> str:
-    return Path(source.filename).relative_to(_root(source)).as_posix()  # patch refuses absolute ones
+    return Path(source.filename).relative_to(_root(source)).as_posix()  # patch refuses absolute names
 
 
 def _unified(source: Source, new: str, old_prefix: str = "", new_prefix: str = "") -> str:
@@ -128,21 +125,21 @@ def _unified(source: Source, new: str, old_prefix: str = "", new_prefix: str = "
 
 
 def _lines(text: str) -> list[str]:
-    # As patch counts them: str.splitlines also breaks at form feeds.
+    # Lines as `patch` counts them: str.splitlines also breaks at form feeds.
     lines = text.split("\n")
     return [*(f"{line}\n" for line in lines[:-1]), *lines[-1:]] if lines[-1] else [f"{line}\n" for line in lines[:-1]]
 
 
-def _as_shown(source: Source, found: Sequence[Recognised]) -> str:
+def _as_shown(source: Source, recognised: Sequence[Recognised]) -> str:
     edits: list[Edit] = []
-    for item in found:
+    for item in recognised:
         if item.source is source:
             edits += list(item.edits) if isinstance(item.change, Rewrite) else [_note(item)]
     return with_edits(source.text, edits)
 
 
 def _note(item: Recognised) -> Edit:
-    """A comment above a function that is not edited but called through ours."""
+    """A comment above a function that is wrapped or replaced instead of edited."""
     assert not isinstance(item.change, (Rewrite, Shape))
     lines = item.source.text.splitlines(keepends=True)
     first = item.place.first_line
@@ -154,7 +151,7 @@ def _note(item: Recognised) -> Edit:
 
 
 def _text_of(path: str) -> list[str]:
-    """The lines of an implementation; none where it is not a function of its module's text."""
+    """The lines of an implementation; none if it is not a function in its module's text."""
     module, _, qualname = path.partition(":")
     try:
         source = locating.read_module(module)

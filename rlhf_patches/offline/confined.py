@@ -1,10 +1,10 @@
-"""A release read and judged in a process of its own, with limits: for those that have not been read yet.
+"""Read and judge an unknown release in a child process with limits.
 
-`archive` refuses what no release has. What is left to Python's own parser and compiler, and to ast-grep, has no limit
-that one could state: a kilobyte of source can take all memory, or crash the interpreter. Then that process ends, and
-the command goes on with a line.
+`archive` refuses contents that no release has. The cost of Python's own parser and compiler, and of ast-grep, cannot be
+bounded in advance: a kilobyte of source can take all memory or crash the interpreter. In that case the child ends, and
+the command prints one line and continues.
 
-The process is a fork: the plugins are loaded already, and nothing of them is imported twice.
+The child is a fork: the plugins are already loaded and are not imported again.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from .archive import Release
 from .members import ReleaseError
 
 CPU_SECONDS = 10
-"""A release of a framework takes 0.2, torch's wheel 0.7; on a slow machine five times that."""
+"""Limit; a framework's release takes 0.2 s, torch's wheel 0.7 s; on a slow machine five times that."""
 MEMORY = 448 * 2**20
-"""Bytes beyond what the process has when it begins. A release of a framework takes 20 MiB, torch's wheel 60."""
+"""Limit of bytes beyond the child's initial memory. A framework's release takes 20 MiB, torch's wheel 60."""
 SECONDS = 300
-"""By the clock: a network file system may be slow, and this is for one that does not answer at all."""
+"""Wall-clock limit, for a network file system that does not respond at all."""
 MAX_REASON = 2000
-"""Characters of a sentence: some quote the release, and a version may have a million digits."""
+"""Characters of a sentence: some quote the release, whose version may have a million digits."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found in a release.
+    """The results for a release.
 
     Attributes:
-        report: as `evaluate.check` gives it.
-        is_patched: as `evaluate.is_patched` does.
+        report: the result of `evaluate.check`.
+        is_patched: the result of `evaluate.is_patched`.
     """
 
     report: Report
@@ -65,7 +65,7 @@ def check(path: str, registered: Sequence[Registered], failures: Iterable[Plugin
 
 
 def ask(path: str, question: Callable[[Release], Any]) -> Any:
-    """What ``question`` says of the release at ``path``, in values that JSON has.
+    """The result of ``question`` for the release at ``path``, in JSON values.
 
     Raises:
         ReleaseError: it cannot be read, or not within the limits.
@@ -73,38 +73,36 @@ def ask(path: str, question: Callable[[Release], Any]) -> Any:
     end, other = os.pipe()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # 3.12 warns of threads, which a plugin may have started
+            warnings.simplefilter("ignore")  # 3.12 warns about threads, which a plugin may have started
             child = os.fork()
     except OSError as error:
         os.close(end)
         os.close(other)
-        raise ReleaseError(f"{path} is not read: there is no process to do it in ({error})") from error
+        raise ReleaseError(f"{path} is not read: no child process could be started ({error})") from error
     if not child:
         _child(end, other, path, question)
     os.close(other)
     with open(end, "rb") as stream:
         try:
-            said = stream.read()
+            received = stream.read()
         except BaseException:
             os.kill(child, signal.SIGKILL)
             raise
         finally:
             status = _wait(child)
     try:
-        answer = json.loads(said)
+        answer = json.loads(received)
     except ValueError:
-        raise ReleaseError(
-            f"{path} is not judged: reading it {_why(status)}, which no release does that is known"
-        ) from None
+        raise ReleaseError(f"{path} is not judged: reading it {_why(status)}; no known release does") from None
     if "error" in answer:
         raise ReleaseError(answer["error"])
-    return answer["said"]
+    return answer["result"]
 
 
 def _wait(child: int) -> int | None:
     try:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    except ChildProcessError:  # the parent of this process has children reaped by the system
+    except ChildProcessError:  # this process inherited that the system reaps its children
         return None
 
 
@@ -119,15 +117,15 @@ def _why(status: int | None) -> str:
 
 
 def _child(parents: int, pipe: int, path: str, question: Callable[[Release], Any]) -> NoReturn:
-    # What this process says anywhere but to its parent would be a traceback, or that of a crash.
+    # Output other than the result would be a traceback.
     try:
         os.close(parents)
-        # A closed standard output has left its number to the pipe.
+        # If standard output was closed, the pipe has its number.
         pipe = fcntl.fcntl(pipe, fcntl.F_DUPFD, 3)
         nowhere = os.open(os.devnull, os.O_RDWR)
         for standard in range(3):
             os.dup2(nowhere, standard)
-        faulthandler.disable()  # which may write elsewhere
+        faulthandler.disable()  # it may write elsewhere
         _limit()
         with open(pipe, "wb") as stream:
             stream.write(json.dumps(_attempt(path, question)).encode())
@@ -143,18 +141,18 @@ def _answer(release: Release, registered: Sequence[Registered]) -> dict[str, Any
 
 def _attempt(path: str, question: Callable[[Release], Any]) -> dict[str, Any]:
     try:
-        return {"said": question(archive.open_release(path))}
+        return {"result": question(archive.open_release(path))}
     except ReleaseError as error:
         return {"error": short(str(error))}
     except MemoryError:
         much = f"more than {MEMORY // 2**20} MiB of memory"
-        return {"error": f"{path} is not judged: reading it takes {much}, which no release does that is known"}
+        return {"error": f"{path} is not judged: reading it takes {much}; no known release does"}
     except Exception as error:
         return {"error": short(f"{path} is not judged: {type(error).__name__}: {error}")}
 
 
 def short(text: str | None) -> Any:
-    """What a child says of a release's own texts, of which some are endless."""
+    """Shorten a text that quotes a release, whose own texts may be endless."""
     if text is None or len(text) <= MAX_REASON:
         return text
     return f"{text[:MAX_REASON]}... ({len(text)} characters)"
@@ -169,7 +167,7 @@ def _limit() -> None:
     try:
         with open("/proc/self/statm", "rb") as file:
             pages = int(file.read().split()[0])
-    except OSError:  # not Linux, where the other limits have to do
+    except OSError:  # not Linux: the other limits must suffice
         return
     _lower(resource.RLIMIT_AS, pages * resource.getpagesize() + MEMORY)
 
@@ -177,5 +175,5 @@ def _limit() -> None:
 def _lower(limit: int, value: int) -> None:
     soft, hard = resource.getrlimit(limit)
     bounds = [value, *(bound for bound in (soft, hard) if bound != resource.RLIM_INFINITY)]
-    with contextlib.suppress(OSError, ValueError):  # a system may have its own mind: then without
+    with contextlib.suppress(OSError, ValueError):  # the system may refuse a limit
         resource.setrlimit(limit, (min(bounds), hard))

@@ -1,4 +1,4 @@
-"""Which known bugs the exceptions in a log are, by the signatures of the patches; and which may make it stand still."""
+"""Match the exceptions in a log with known bugs, by the patches' signatures; and stacks with bugs that hang a run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .hangs import Frame, Stack, Standing, Timeout
 from .tracebacks import FRAMES, HEAD, TAIL, Raised
 
 CERTAIN, LIKELY, POSSIBLE = MATCHES = ("certain", "likely", "possible")
-"""Exception, text and function; exception and text, without a traceback; one of these cut off, or missing."""
+"""Exception, text and function match; exception and text, without a traceback; one of these is cut off or missing."""
 
-_LEAST = 4  # characters of a text that is cut off, by which it is told
+_LEAST = 4  # the fewest characters by which a text that is cut off is recognised
 
 
 @dataclass
@@ -22,11 +22,11 @@ class Diagnosis:
     """A known bug that a log shows.
 
     Attributes:
-        item: the patch that repairs it.
+        item: the patch that repairs the bug.
         match: one of `MATCHES`.
-        first: where it was seen first.
-        times: how often.
-        ranks: of whom, as far as logs tell.
+        first: the first occurrence.
+        times: the number of occurrences.
+        ranks: the ranks, as far as the logs name them.
     """
 
     item: Registered
@@ -37,26 +37,26 @@ class Diagnosis:
 
     @property
     def sure(self) -> bool:
-        """Whether the defective function is in the traceback of the exception."""
+        """Whether the exception's traceback contains the defective function."""
         return self.match == CERTAIN
 
 
 def diagnose(
     log: Iterable[Raised | Timeout | Stack], registered: Sequence[Registered], standing: Standing | None = None
 ) -> tuple[list[Diagnosis], int]:
-    """Match every exception with every patch, and every stack with those for a bug that makes a run stand still.
+    """Match every exception with every patch, and every stack with the patches for hangs.
 
     Args:
-        log: what was read.
+        log: the events of the log.
         registered: the patches.
-        standing: takes the signs that a run stands still.
+        standing: collects the timeouts and stacks of a hanging run.
 
     Returns:
-        the bugs, in the order of `MATCHES`, then as they came; and the number of exceptions that were read.
+        the bugs, in the order of `MATCHES`, then of occurrence; and the number of exceptions.
     """
     known = [(item, signature) for item in registered for signature in item.patch.signatures]
     waits = _Waits(registered, Standing() if standing is None else standing)
-    found: dict[str, Diagnosis] = {}
+    diagnoses: dict[str, Diagnosis] = {}
     count = 0
     for event in log:
         waits.add(event)
@@ -66,12 +66,12 @@ def diagnose(
         for item, signature in known:
             match = _fits(signature, item.patch, event)
             if match is not None:
-                _note(found, item, match, event)
-    sure_texts = {_text(one.first) for one in found.values() if one.sure}
-    # The same text without a frame is that of another framework only where no traceback says which one it is.
-    kept = [one for one in found.values() if one.sure or _text(one.first) not in sure_texts]
+                _note(diagnoses, item, match, event)
+    sure_texts = {_text(one.first) for one in diagnoses.values() if one.sure}
+    # Drop the same text without a frame: a traceback already shows which framework raised it.
+    kept = [one for one in diagnoses.values() if one.sure or _text(one.first) not in sure_texts]
     named = {one.item.patch.name for one in kept}
-    kept += [one for one in waits.found() if one.item.patch.name not in named]
+    kept += [one for one in waits.possible() if one.item.patch.name not in named]
     return sorted(kept, key=lambda one: _order(one.match)), count
 
 
@@ -79,10 +79,10 @@ def _text(first: Raised | Stack) -> tuple[str, str]:
     return ("", "") if isinstance(first, Stack) else (first.exception, first.message)
 
 
-def _note(found: dict[str, Diagnosis], item: Registered, match: str, first: Raised | Stack) -> None:
-    one = found.get(item.patch.name)
+def _note(diagnoses: dict[str, Diagnosis], item: Registered, match: str, first: Raised | Stack) -> None:
+    one = diagnoses.get(item.patch.name)
     if one is None:
-        one = found[item.patch.name] = Diagnosis(item, match, first, 0)
+        one = diagnoses[item.patch.name] = Diagnosis(item, match, first, 0)
     elif _order(match) < _order(one.match):
         one.match, one.first = match, first
     one.times += 1
@@ -90,7 +90,7 @@ def _note(found: dict[str, Diagnosis], item: Registered, match: str, first: Rais
 
 
 class _Waits:
-    """Stacks within functions that a patch repairs because a run stands still in them."""
+    """Stacks within functions in which a run may hang, and which a patch repairs."""
 
     def __init__(self, registered: Sequence[Registered], standing: Standing) -> None:
         self._known = [(item, _targets(item.patch)) for item in registered if item.patch.harm == "hang"]
@@ -111,11 +111,11 @@ class _Waits:
                 waits = hangs.collective(event.frames) or hangs.waits_for_process(event.frames)
                 _note(self._waiting if waits else self._elsewhere, item, POSSIBLE, event)
 
-    def found(self) -> list[Diagnosis]:
-        """The bugs that are possible.
+    def possible(self) -> list[Diagnosis]:
+        """The possible bugs.
 
-        A process may be in such a function and work; after a timeout it is not: with NCCL it waits at whatever needs
-        the result.
+        A process in such a function may be working. After a timeout it is not: with NCCL it waits at the code that
+        needs the result.
         """
         others = self._elsewhere if self._standing.timeouts else {}
         return list({**others, **self._waiting}.values())
@@ -129,12 +129,12 @@ _order = MATCHES.index
 
 
 def _fits(signature: Signature, patch: KnownBug, raised: Raised) -> str | None:
-    """How well it is the bug; None where it is not."""
+    """How certain it is that the exception is the bug; None if it is not."""
     wanted = signature.frames or _targets(patch)
     if raised.exception != signature.exception or signature.message not in raised.message:
         goes_on = raised.cut == TAIL and _may_go_on(signature, raised)
         return POSSIBLE if goes_on and _through(wanted, raised.frames) else None
-    # A text that anything could raise says nothing by itself, nor beside another traceback.
+    # An unspecific text is no evidence by itself, nor with another traceback.
     if _through(wanted, raised.near if signature.specific else raised.frames):
         return CERTAIN
     if not raised.frames:
@@ -145,7 +145,7 @@ def _fits(signature: Signature, patch: KnownBug, raised: Raised) -> str | None:
 
 
 def _may_go_on(signature: Signature, raised: Raised) -> bool:
-    """Whether the type and the text of an exception, as far as they are there, are the beginning of a signature's."""
+    """Whether an exception's type and text, which may be cut off, are the beginning of the signature's."""
     if not raised.message:
         return signature.exception.startswith(raised.exception)
     text, wanted = raised.message, signature.message
@@ -166,6 +166,6 @@ def _is(target: str, frame: Frame) -> bool:
 
 
 def _elsewhere(wanted: Iterable[str], frames: Sequence[Frame]) -> bool:
-    """Whether the traceback is there and passes through none of the modules that are wanted."""
+    """Whether there is a traceback and it passes through none of the wanted modules."""
     files = {"/" + target.partition(":")[0].replace(".", "/") for target in wanted}
     return bool(frames) and not any(file in "/" + frame.file for file in files for frame in frames)

@@ -1,6 +1,6 @@
-"""``NAME==VERSION`` in a cache: a wheel, fetched by pip, which knows the user's index, proxy and certificates.
+"""Fetch ``NAME==VERSION`` into a cache: a wheel by pip, which knows the user's index, proxy and certificates.
 
-Where there is only an sdist, pip would run code from it just to fetch it, so `index` does that.
+If there is only an sdist, `index` fetches it, because pip would run code from it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from . import index
 from .bounded_http import IndexProblem
 from .index import Index
 
-# A wheel is read, not installed: one for another Python, or for another kind of machine, tells as much.
+# Wheels are read, not installed: a wheel for another Python or machine serves as well.
 _PYTHONS = ("3.12", "3.11", "3.10", "3.9", "3.8", "3.13", "3.14")
 _PLATFORMS = tuple(
     f"{platform}_{machine}"
     for machine in ("x86_64", "aarch64")
     for platform in ("linux", "manylinux2014", "manylinux_2_24", "manylinux_2_28", "manylinux_2_31", "manylinux_2_34")
 )
-_MOST_VERSIONS = 10  # named where one does not exist
+_MOST_VERSIONS = 10  # listed if the requested one does not exist
 _SECONDS = 3600
-"""For a wheel, however slowly it comes: pip itself has a limit for silence only."""
+"""Limit for a wheel: pip itself only limits the time without data."""
 
-# `python -m pip` would import what lies in the working directory, perhaps a checkout that the user does not trust yet.
+# `python -m pip` would import modules from the working directory, which may be an untrusted checkout.
 _RUN_PIP = (
     "import sys; sys.path[:] = [entry for entry in sys.path if entry]; sys.argv[0] = 'pip'; import runpy; "
     "runpy.run_module('pip', run_name='__main__', alter_sys=True)"
@@ -41,36 +41,36 @@ _RUN_PIP = (
 
 
 class DownloadError(RuntimeError):
-    """A release could not be fetched; the message says what pip said, and what to do."""
+    """A release could not be fetched; the message has pip's error and what to do."""
 
 
 def default_cache() -> Path:
-    """``$XDG_CACHE_HOME/rlhf-patches``, as the XDG specification has it."""
+    """``$XDG_CACHE_HOME/rlhf-patches``, by the XDG specification."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "rlhf-patches"
 
 
-def found(text: str, cache: Path | None = None) -> str:
-    """The path of a release: ``text`` itself, or that of what it names (`fetch`).
+def path_of(text: str, cache: Path | None = None) -> str:
+    """The path of a release: ``text`` itself, or the fetched file (`fetch`).
 
-    What exists on disk, or looks like a path, is never looked for on an index.
+    An existing file, or text that looks like a path, is never looked up on an index.
 
     Raises:
-        DownloadError: as `fetch`.
+        DownloadError: see `fetch`.
     """
     is_path = os.path.lexists(text) or os.sep in text or text.endswith((".whl", ".zip", ".tar.gz", ".tgz"))
     return text if is_path else str(fetch(text, cache))
 
 
 def fetch(text: str, cache: Path | None = None) -> Path:
-    """The wheel of ``NAME==VERSION``, or its sdist where there is no wheel, from ``cache`` if it is there already.
+    """The wheel of ``NAME==VERSION``, or its sdist if it has no wheel, from ``cache`` if present.
 
     Args:
-        text: what to fetch.
-        cache: a folder; None means `default_cache`, or one of this process where that cannot be written.
+        text: the requirement.
+        cache: a folder; None means `default_cache`, or a temporary folder if that cannot be written.
 
     Raises:
-        DownloadError: the text is not ``NAME==VERSION``, or there is neither.
+        DownloadError: the text is not ``NAME==VERSION``, or the release has neither wheel nor sdist.
     """
     name, version = parse(text)
     folder = place(cache or default_cache(), name, version)
@@ -88,20 +88,20 @@ def fetch(text: str, cache: Path | None = None) -> Path:
 
 
 def place(cache: Path, name: str, version: str) -> Path:
-    """The folder of a cache that has the files of a release."""
+    """The folder of a release's files in a cache."""
     return cache / "wheels" / name / version
 
 
 def _get(name: str, version: str, incoming: Path) -> Path:
-    """The wheel, or the sdist where there is no wheel."""
-    said = _pip(f"{name}=={version}", str(incoming))
-    source, release, why = None, None, "pip is told to use no index"
-    if not any(incoming.iterdir()) and _is_missing(said):
+    """The wheel, or the sdist if there is no wheel."""
+    stderr = _pip(f"{name}=={version}", str(incoming))
+    source, release, why = None, None, "pip is configured without an index"
+    if not any(incoming.iterdir()) and _is_missing(stderr):
         try:
             url = _index_of_pip(str(incoming))
             source = Index(url) if url else None
             release = source.release(name, version) if source else None
-            why = f"{source.label} was asked, too" if source else why
+            why = f"{source.label} has none, too" if source else why
         except IndexProblem as error:
             why = str(error)
         if release is None or release.file is None or not release.file.is_sdist:
@@ -111,17 +111,17 @@ def _get(name: str, version: str, incoming: Path) -> Path:
                     break
     for wheel in sorted(incoming.glob("*.whl")):
         return wheel
-    if "Retrying" in said:
-        why = next(line for line in said.splitlines() if "Retrying" in line).partition(" after ")[2]
-        raise DownloadError(f"pip could not reach an index for {name}=={version}. pip said: {why}")
+    if "Retrying" in stderr:
+        why = next(line for line in stderr.splitlines() if "Retrying" in line).partition(" after ")[2]
+        raise DownloadError(f"pip could not reach an index for {name}=={version}: {why}")
     if source is not None and release is not None and release.sdist is not None:
         try:
             return source.fetch(release.sdist, incoming)
         except IndexProblem as error:
             raise DownloadError(str(error)) from error
     raise DownloadError(
-        f"there is neither a wheel nor an sdist of {name}=={version} ({why}). pip said: {_last_error(said)}. If there "
-        "is one elsewhere, download it and give its path"
+        f"there is neither a wheel nor an sdist of {name}=={version} ({why}). pip's error: {_last_error(stderr)}. "
+        "If one exists elsewhere, download it and give its path"
     )
 
 
@@ -129,16 +129,16 @@ def parse(text: str) -> tuple[str, str]:
     """Name (normalised) and version of ``NAME==VERSION``.
 
     Raises:
-        DownloadError: it is anything else.
+        DownloadError: the text is something else.
     """
-    problem = f"{text!r:.300} is no existing path and no NAME==VERSION, such as 'verl==0.9.1'"
+    problem = f"{text!r:.300} is neither an existing path nor NAME==VERSION, such as 'verl==0.9.1'"
     try:
         requirement = Requirement(text)
     except (InvalidRequirement, RecursionError) as error:
         raise DownloadError(problem) from error
     pins = [pin for pin in requirement.specifier if pin.operator == "==" and not pin.version.endswith(".*")]
     if (
-        len(text) > 200  # name and version become those of folders
+        len(text) > 200  # name and version become folder names
         or len(requirement.specifier) != 1
         or not pins
         or requirement.extras
@@ -160,7 +160,7 @@ def _pip(requirement: str, folder: str, *options: str) -> str:
     done = _run_pip(arguments, folder)
     if done is None:
         raise DownloadError(
-            f"{sys.executable} has no pip to fetch {requirement} with, and there is no uv: install either, or give "
+            f"{sys.executable} has no pip to fetch {requirement}, and uv is not installed: install either, or give "
             "the wheel's path"
         )
     if done.returncode:
@@ -170,17 +170,18 @@ def _pip(requirement: str, folder: str, *options: str) -> str:
 
 
 def _index_of_pip(folder: str) -> str | None:
-    """The index that pip is configured with; None where it is to use none."""
+    """The index that pip is configured with; None if it uses none."""
     done = _run_pip(["config", "list"], folder)
-    said = dict(line.partition("=")[::2] for line in (done.stdout if done else "").splitlines())
+    configured = dict(line.partition("=")[::2] for line in (done.stdout if done else "").splitlines())
 
     def value(name: str) -> str:
-        # Above all the environment, then what is for the command, then what is for all.
-        found = next((said[f"{of}.{name}"] for of in (":env:", "download", "global") if f"{of}.{name}" in said), "''")
+        # The environment takes precedence, then the command's configuration, then the global one.
+        keys = [f"{of}.{name}" for of in (":env:", "download", "global")]
+        literal = next((configured[key] for key in keys if key in configured), "''")
         try:
-            return str(ast.literal_eval(found))
+            return str(ast.literal_eval(literal))
         except (SyntaxError, ValueError):
-            return found
+            return literal
 
     if value("no-index").lower() in ("1", "true", "yes", "y", "on", "t"):
         return None
@@ -200,29 +201,29 @@ def _run_pip(arguments: Sequence[str], folder: str) -> subprocess.CompletedProce
                 timeout=_SECONDS,
             )
         except subprocess.TimeoutExpired as error:
-            raise DownloadError(f"pip {arguments[0]} has not come to an end within {_SECONDS} seconds") from error
+            raise DownloadError(f"pip {arguments[0]} did not finish within {_SECONDS} seconds") from error
         if "No module named pip" not in done.stderr:
             return done
     return None
 
 
 def _pips(folder: str) -> Iterator[tuple[list[str], str | None]]:
-    """What may run pip, and in which folder: this interpreter, the one it was made from, or uv, which fetches it."""
+    """Commands that may run pip, and their folder: this interpreter, its base interpreter, or uv, which fetches pip."""
     for python in dict.fromkeys((sys.executable, getattr(sys, "_base_executable", None) or sys.executable)):
         yield [python, "-c", _RUN_PIP], None
     uv = shutil.which("uv")
-    if uv:  # not in the working directory, whose configuration it would read
+    if uv:  # not in the working directory: uv would read its configuration
         yield [uv, "tool", "run", "--quiet", "pip"], folder
 
 
-def _is_missing(said: str) -> bool:
-    """Whether the index answered but has no wheel for this Python and machine."""
-    return "No matching distribution" in said and "Retrying" not in said
+def _is_missing(stderr: str) -> bool:
+    """Whether the index responded but has no wheel for this Python and machine."""
+    return "No matching distribution" in stderr and "Retrying" not in stderr
 
 
-def _last_error(said: str) -> str:
-    lines = [line for line in said.splitlines() if line.startswith("ERROR: ")]
-    _, listed, versions = said.partition("(from versions: ")
+def _last_error(stderr: str) -> str:
+    lines = [line for line in stderr.splitlines() if line.startswith("ERROR: ")]
+    _, listed, versions = stderr.partition("(from versions: ")
     there = versions.partition(")")[0].split(", ")
     more = f". The newest wheels are {', '.join(there[-_MOST_VERSIONS:])}" if listed and there != ["none"] else ""
-    return (lines[-1].removeprefix("ERROR: ") if lines else said.strip()[-200:] or "nothing") + more
+    return (lines[-1].removeprefix("ERROR: ") if lines else stderr.strip()[-200:] or "nothing") + more

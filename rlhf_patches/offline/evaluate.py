@@ -1,4 +1,4 @@
-"""What each patch would do, here or in a release that is not installed, from metadata and text alone.
+"""Judge what each patch would do, here or in a release that is not installed, from metadata and text alone.
 
 No framework is imported.
 """
@@ -26,10 +26,10 @@ SEARCHED = "; matched at import; nothing precomputed for this release"
 
 
 def inspect(registered: Iterable[Registered], failures: Iterable[PluginFailure] = ()) -> Report:
-    """The running environment: a report in which APPLIES takes the place of APPLIED and PENDING.
+    """A report of this environment, with APPLIES in place of APPLIED and PENDING.
 
     Raises:
-        SettingsError: an environment variable is wrong.
+        SettingsError: an environment variable is invalid.
     """
     registered = list(registered)
     environment = settings.from_environment([item.patch.name for item in registered])
@@ -39,12 +39,12 @@ def inspect(registered: Iterable[Registered], failures: Iterable[PluginFailure] 
         for item in registered:
             off = environment.switched_off(item.patch.name)
             unasked = environment.unasked(item.patch.name, item.patch.contested)
-            found = _judge(item.patch, choices.look, _read, {} if off else beside, unasked=unasked)
-            if any(each.source.known is None for each in found.recognised):
-                found = found._replace(reason=found.reason + SEARCHED)
+            result = _judge(item.patch, choices.look, _read, {} if off else beside, unasked=unasked)
+            if any(each.source.known is None for each in result.recognised):
+                result = result._replace(reason=result.reason + SEARCHED)
             if off:
-                found = Decision(Status.DISABLED, off, found.version)
-            rows.append(_row(item, found))
+                result = Decision(Status.DISABLED, off, result.version)
+            rows.append(_row(item, result))
     return Report(tuple(rows), tuple(failures))
 
 
@@ -54,15 +54,15 @@ def check(
     failures: Iterable[PluginFailure] = (),
     by_name: bool = False,
 ) -> Report:
-    """The same of one release, whatever is installed here and whatever the environment variables say.
+    """A report of one release, independent of the installed packages and the environment variables.
 
-    But RLHF_PATCHES_ENABLE and RLHF_PATCHES_ONLY count, as far as they ask for what upstream contests;
-    ``by_name``: all is asked for.
+    Only RLHF_PATCHES_ENABLE and RLHF_PATCHES_ONLY count, and only for patches that upstream contests;
+    ``by_name`` enables all of these.
 
-    Thorough: that edits leave every line where it is, which the rules of `rewriting` promise, is checked too.
+    It also checks that edits do not move lines, which the rules of `rewriting` guarantee.
 
     Raises:
-        ReleaseError: something of the release is there and cannot be read.
+        ReleaseError: a file of the release exists and cannot be read.
     """
     named = settings.Settings((), (), False, settings.named())
     beside: dict[str, Held] = {}
@@ -70,16 +70,16 @@ def check(
         rows = []
         for item in registered:
             why = None if by_name else named.unasked(item.patch.name, item.patch.contested)
-            found = _judge(item.patch, functools.partial(look, release), release.source, beside, True, why)
-            rows.append(_row(item, found))
+            result = _judge(item.patch, functools.partial(look, release), release.source, beside, True, why)
+            rows.append(_row(item, result))
     return Report(tuple(rows), tuple(failures))
 
 
 def look(release: Release, variant: Variant) -> Found:
-    """What a release has of a variant's modules.
+    """The part of a variant's modules that a release has.
 
     Raises:
-        ReleaseError: something of the release is there and cannot be read.
+        ReleaseError: a file of the release exists and cannot be read.
     """
     finding = release.finding(variant.guard)
     for module in variant.modules:
@@ -87,16 +87,16 @@ def look(release: Release, variant: Variant) -> Found:
             release.source(module)
         except NotFound as error:
             return Found(variant, finding, str(error), str(error))
-        except Unreadable:  # it is there
+        except Unreadable:  # the module exists
             continue
     return Found(variant, finding)
 
 
 def is_patched(release: Release, registered: Iterable[Registered]) -> bool:
-    """Whether the release has a package that any patch is for; if not, nothing has been found out about it.
+    """Whether the release has a package of any patch; if not, the report has no information about it.
 
     Raises:
-        ReleaseError: something of the release is there and cannot be read.
+        ReleaseError: a file of the release exists and cannot be read.
     """
     packages = {module.partition(".")[0] for item in registered for module in item.patch.modules}
     return any(map(release.has_package, packages))
@@ -106,12 +106,12 @@ def _read(module: str) -> Source:
     return known.look_up(locating.read_module(module))
 
 
-def _row(item: Registered, found: Decision) -> PatchReport:
-    places = dict.fromkeys(f"{each.source.filename}:{each.place.lineno}" for each in found.recognised)
-    if found.status is not Status.APPLIES:
+def _row(item: Registered, result: Decision) -> PatchReport:
+    places = dict.fromkeys(f"{each.source.filename}:{each.place.lineno}" for each in result.recognised)
+    if result.status is not Status.APPLIES:
         places = {}
     return patch_report(
-        item.patch, item.plugin, found.status, found.reason, found.version, found.unreviewed, tuple(places)
+        item.patch, item.plugin, result.status, result.reason, result.version, result.unreviewed, tuple(places)
     )
 
 
@@ -123,29 +123,29 @@ def _judge(
     release: bool = False,
     unasked: str | None = None,
 ) -> Decision:
-    """What `apply` would do with a patch.
+    """Judge what `apply` would do with a patch.
 
     Args:
         patch: the patch.
-        look: gives what there is of a variant.
-        read: gives the text of a module.
-        beside: per target what the patches before this one have made of it; this one's changes are added.
-        release: whether to check lines too, and to let errors through that are not about the patch.
-        unasked: why it is off, if it is contested and was not asked for.
+        look: returns what exists of a variant.
+        read: returns the text of a module.
+        beside: by target, the changes of earlier patches; this patch's changes are added.
+        release: whether to check lines too, and to raise errors that do not concern the patch.
+        unasked: why the patch is off, if it is contested and not enabled.
     """
     choice: Choice | Decision | None = None
     try:
         choice = choices.choose([look(variant) for variant in patch.variants])
         if unasked:
             return choices.unasked(choice, unasked)
-        found = choice if isinstance(choice, Decision) else decision.decide(choice, read)
-        if found.status is not Status.APPLIES:
-            return found
+        result = choice if isinstance(choice, Decision) else decision.decide(choice, read)
+        if result.status is not Status.APPLIES:
+            return result
         assert isinstance(choice, Choice)
         try:
-            implementations.check_usable(found.recognised, implementations.of_text)
-            added = _beside(patch, found, beside)
-            shapes.check_compiles(list(found.recognised), lines=release)
+            implementations.check_usable(result.recognised, implementations.of_text)
+            added = _beside(patch, result, beside)
+            shapes.check_compiles(list(result.recognised), lines=release)
         except decision.REFUSALS as error:
             return decision.refusal(choice.finding, error)
     except Exception as error:
@@ -154,13 +154,13 @@ def _judge(
         version = choice.finding.version if isinstance(choice, Choice) else None
         return Decision(Status.FAILED, f"{type(error).__name__}: {error}", version)
     beside.update(added)
-    return found if choice.of_several else found._replace(reason=f"{found.reason}, and the code is recognised")
+    return result if choice.of_several else result._replace(reason=f"{result.reason}, and the code is recognised")
 
 
-def _beside(patch: KnownBug, found: Decision, beside: dict[str, Held]) -> dict[str, Held]:
-    """What the functions of a patch carry with its changes added."""
+def _beside(patch: KnownBug, result: Decision, beside: dict[str, Held]) -> dict[str, Held]:
+    """The changes in each function of a patch, including the patch's own."""
     added, name = {}, patch.name
-    for target, changes in shapes.by_function(list(found.recognised)).items():
+    for target, changes in shapes.by_function(list(result.recognised)).items():
         held = beside.get(target, Held())
         if name in held.holders:
             continue

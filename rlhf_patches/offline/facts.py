@@ -1,6 +1,6 @@
-"""What the shape guards of a patch find in one release, without its version; and what its ranges say of that version.
+"""The results of a patch's shape guards in one release, without its version; and the ranges' claim for that version.
 
-The record of releases and the survey of a plugin's patch hold the one against the other.
+The record of releases and the survey of a plugin's patch compare the two.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from .archive import Release
 DEFECT = "defect"
 """Recognised; for rewrites also: the edited module compiles, nothing but the function differs, no line moves."""
 DIFFERENT = "different"
-"""Every function is there, and at least one is not as the patch expects it."""
+"""Every function exists, and at least one has other code than the patch expects."""
 NO_FUNCTION = "no function"
 NO_MODULE = "no module"
 UNREADABLE = "unreadable"
 LINES = re.compile(r" \(at line [0-9, ]+\)")
-"""What a shape guard says of a place, which moves from release to release."""
+"""The lines in a shape guard's message, which change from release to release."""
 
 
 @dataclass(frozen=True)
 class Code:
-    """What the shape guard of one variant finds in one release.
+    """The result of one variant's shape guard in one release.
 
     Attributes:
         state: one of the constants of this module.
-        fingerprints: of each target function, in the order of the variant's targets; empty if one is not defined.
-        why: what the shape guard said, empty for DEFECT.
+        fingerprints: the target functions' fingerprints, in the order of the variant's targets; empty if one is
+            missing.
+        why: the shape guard's message; empty for DEFECT.
     """
 
     state: str
@@ -47,12 +48,12 @@ class Code:
 
     @property
     def key(self) -> str:
-        """How ``reviewed.toml`` names code that is DIFFERENT."""
+        """The key of DIFFERENT code in ``reviewed.toml``."""
         return "+".join(self.fingerprints)
 
 
 def examine(release: Release, patch: KnownBug) -> tuple[Code, ...]:
-    """What the shape guard of each variant of a patch finds in a release."""
+    """The result of each variant's shape guard in a release."""
     return tuple(_examine(release, variant) for variant in patch.variants)
 
 
@@ -64,19 +65,19 @@ def _examine(release: Release, variant: Variant) -> Code:
     except Unreadable as error:
         return Code(UNREADABLE, why=_without_label(release, error))
     try:
-        found = tuple(_fingerprints(variant, texts))
+        fingerprints = tuple(_fingerprints(variant, texts))
         shapes.check_compiles(shapes.recognise_all(variant, texts), lines=True)
     except NotFound as error:
         return Code(NO_FUNCTION, why=_without_label(release, error))
     except Unreadable as error:
         return Code(UNREADABLE, why=_without_label(release, error))
     except Unrecognised as error:
-        return Code(DIFFERENT, found, _without_label(release, error))
-    return Code(DEFECT, found)
+        return Code(DIFFERENT, fingerprints, _without_label(release, error))
+    return Code(DEFECT, fingerprints)
 
 
 def is_known(release: Release, patch: KnownBug) -> bool:
-    """Whether all that is looked for in a release's texts comes with the package, so that no process searches them."""
+    """Whether the package ships the search results for a release's texts, so that no process searches them."""
     for variant in patch.variants:
         for change in variant.changes:
             try:
@@ -96,7 +97,7 @@ def targets(variant: Variant) -> tuple[str, ...]:
 
 def _fingerprints(variant: Variant, texts: dict[str, Source]) -> Iterator[str]:
     for change in variant.changes:
-        if isinstance(change, Shape) and change.of_a_module:  # no other text of it would be another case to be read
+        if isinstance(change, Shape) and change.of_a_module:  # its other text is not reviewed separately
             sources.find_import(texts[change.target.partition(":")[0]], change.pattern)
     for target in targets(variant):
         module, _, qualname = target.partition(":")
@@ -104,7 +105,7 @@ def _fingerprints(variant: Variant, texts: dict[str, Source]) -> Iterator[str]:
 
 
 def _without_label(release: Release, error: Exception) -> str:
-    # The path of a file on the machine that made the record means nothing to its readers, and lines move.
+    # File paths on the machine that made the record mean nothing to its readers, and lines move.
     return LINES.sub("", str(error).replace(f" in {release.label}", "").replace(f"{release.label}/", ""))
 
 
@@ -112,13 +113,13 @@ def _without_label(release: Release, error: Exception) -> str:
 
 
 def recognised(patch: KnownBug, codes: Sequence[Code]) -> list[int]:
-    """Which variants have their shape in a release, by number; more than one is never right."""
+    """The numbers of the variants whose shape a release has; more than one is an error."""
     there = [variant for variant, one in zip(patch.variants, codes, strict=True) if one.state == DEFECT]
     return [patch.variants.index(variant) for variant in decision.widest(there)]
 
 
 def counting(patch: KnownBug, codes: Sequence[Code]) -> Code:
-    """What counts of a release: the variant that is recognised, or else the one that has come furthest."""
+    """The code that counts for a release: the recognised variant's, or else that of the closest variant."""
     for number in recognised(patch, codes):
         return codes[number]
     order = (UNREADABLE, DIFFERENT, NO_FUNCTION, NO_MODULE)
@@ -126,7 +127,7 @@ def counting(patch: KnownBug, codes: Sequence[Code]) -> Code:
 
 
 def claimed(patch: KnownBug, version: str | None) -> int | None:
-    """The variant whose version guard says that a release is affected, by number."""
+    """The number of the variant whose version guard claims the release."""
     for number, variant in enumerate(patch.variants):
         if versions.judge(variant.guard, version).verdict is Verdict.AFFECTED:
             return number
@@ -134,7 +135,7 @@ def claimed(patch: KnownBug, version: str | None) -> int | None:
 
 
 def may_lack(patch: KnownBug, version: str | None, codes: Sequence[Code]) -> bool:
-    """Whether an affected release has no module to patch, and its variant's guard says why that may be."""
+    """Whether an affected release has no module to patch, and its variant's guard allows that."""
     number = claimed(patch, version)
     if number is None or patch.variants[number].guard.may_be_missing is None:
         return False
@@ -142,19 +143,19 @@ def may_lack(patch: KnownBug, version: str | None, codes: Sequence[Code]) -> boo
 
 
 def agrees(patch: KnownBug, version: str | None, codes: Sequence[Code]) -> bool:
-    """Whether a range claims a release rightly: those whose code has the variant's shape, and no others."""
+    """Whether the ranges are right for a release: they claim exactly the releases with the variant's shape."""
     number = claimed(patch, version)
     return recognised(patch, codes) == ([] if number is None or may_lack(patch, version, codes) else [number])
 
 
 def is_open(specifier: str) -> bool:
-    """Whether a range claims releases that nobody can have read, because it has no bound on one side."""
+    """Whether a range has no bound on one side, so that it claims unreviewed releases."""
     pins = list(SpecifierSet(specifier))
     return {pin.operator[0] for pin in pins} < {"<", ">"} and [pin.operator for pin in pins] != ["=="]
 
 
 def fingerprint_texts(patch: KnownBug) -> dict[tuple[str, str], str]:
-    """By target and fingerprint the releases that a patch's wraps and replacements list for it, as they are written."""
+    """By target and fingerprint, the releases that a patch's wraps and replacements list, verbatim."""
     return {
         (change.target, fingerprint): text
         for variant in patch.variants
@@ -165,7 +166,7 @@ def fingerprint_texts(patch: KnownBug) -> dict[tuple[str, str], str]:
 
 
 def found_fingerprints(patch: KnownBug, codes: Sequence[Code], target: str) -> set[str]:
-    """Those that a function has in one release: one, or none where a variant has another function missing."""
+    """The fingerprints of a function in one release: one, or none if another function of the variant is missing."""
     return {
         fingerprint
         for variant, one in zip(patch.variants, codes, strict=True)

@@ -1,7 +1,7 @@
-"""Signs of a run that stands still: a collective's timeout, by NCCL's watchdog or by gloo, and the stacks of processes.
+"""Signs of a hanging run: timeouts of collectives, by NCCL's watchdog or gloo, and the stacks of processes.
 
-Stacks are those of faulthandler, of ``py-spy dump``, and the one that torch prints of a collective that failed. Memory
-is bounded, and no expression takes more time than a line is long.
+Stacks come from faulthandler, from ``py-spy dump``, and from torch for a failed collective. Memory is bounded, and
+every expression takes linear time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-_MOST_STACKS = 64  # that have not ended; where there are more, those that began first are forgotten
+_MOST_STACKS = 64  # open stacks; with more, the oldest are dropped
 _MOST_FRAMES = 100  # faulthandler's own limit
 _MOST_GROUPS = 64
 _MOST_RANKS = 100_000
@@ -37,11 +37,11 @@ _OWN_RANK = re.compile(r"\s?\[rank\d{1,9}\]:?$")
 _LOCALS = re.compile(r"\s{8}")  # py-spy's, below a frame
 _OWN = "torch/distributed/distributed_c10d.py"
 NEEDLES = (b"Watchdog", b"Timed out", b"monitoredBarrier", b"most recent call first", b"Thread ", b"Stack trace of")
-"""One of these is in each line that begins a sign."""
+"""Each line that begins a sign contains one of these."""
 
 
 class Frame(NamedTuple):
-    """One line of a traceback, or of a stack."""
+    """One line of a traceback or a stack."""
 
     file: str
     function: str
@@ -53,9 +53,9 @@ class Timeout:
 
     Attributes:
         backend: ``NCCL`` or ``gloo``.
-        collective: which, as far as the line says: ``ALLREDUCE``.
-        sequence: its number in its group, if the line says so.
-        milliseconds: the limit, if the line says so.
+        collective: the collective, if the line names it: ``ALLREDUCE``.
+        sequence: its number in its group, if the line has it.
+        milliseconds: the limit, if the line has it.
     """
 
     backend: str
@@ -70,7 +70,7 @@ class Timeout:
 
 @dataclass(frozen=True)
 class Stack:
-    """Where a thread was.
+    """The stack of a thread.
 
     Attributes:
         frames: innermost first.
@@ -84,12 +84,12 @@ class Stack:
 
 
 def collective(frames: Sequence[Frame]) -> str:
-    """The function of torch.distributed in which a stack is, the outermost; empty where it is in none."""
+    """The outermost function of torch.distributed in a stack; empty if there is none."""
     return next((frame.function for frame in reversed(frames) if _is_collectives(frame)), "")
 
 
 def caller(frames: Sequence[Frame]) -> Frame:
-    """Who has called it, torch's own modules left out; where there is no collective, the innermost frame."""
+    """The caller of the collective outside torch's modules; without a collective, the innermost frame."""
     inside = [number for number, frame in enumerate(frames) if _is_collectives(frame)]
     if not inside:
         return frames[0]
@@ -98,7 +98,7 @@ def caller(frames: Sequence[Frame]) -> Frame:
 
 
 def waits_for_process(frames: Sequence[Frame]) -> bool:
-    """Whether a stack waits for another process: in torch, for one that builds an extension; or for what one sends."""
+    """Whether a stack waits for another process: in torch for one that builds an extension, or for data from one."""
     return any(
         one.function == function and ("/" + one.file).endswith(file)
         for one in frames
@@ -111,45 +111,45 @@ def _is_collectives(frame: Frame) -> bool:
 
 
 def note_rank(ranks: set[str], rank: str) -> None:
-    """Add a rank to those of a finding, where it is known; a log can name any number of them."""
+    """Add a rank to those of a finding, if it is known; a log can name any number of ranks."""
     if rank and len(ranks) < _MOST_RANKS:
         ranks.add(rank)
 
 
 def timeout(text: str, number: int, prefix: str, rank: str) -> Timeout | None:
-    """The timeout that a line tells of."""
-    found = _WATCHDOG.search(text)
-    if found:
-        work, limit = _WORK.match(text, found.end()), _LIMIT.search(text, found.end())
+    """The timeout that a line reports."""
+    match = _WATCHDOG.search(text)
+    if match:
+        work, limit = _WORK.match(text, match.end()), _LIMIT.search(text, match.end())
         if work is None:
             return None
-        return Timeout("NCCL", work[2], work[1] or "", limit[1] if limit else "", number, prefix, f"rank {found[1]}")
-    found = _BARRIER.search(text)
-    if found:
-        return Timeout("gloo", "monitored_barrier", "", found[2], number, prefix, f"rank {found[1]}")
-    found = _GLOO.search(text)
-    return Timeout("gloo", "", "", found[1], number, prefix, rank) if found else None
+        return Timeout("NCCL", work[2], work[1] or "", limit[1] if limit else "", number, prefix, f"rank {match[1]}")
+    match = _BARRIER.search(text)
+    if match:
+        return Timeout("gloo", "monitored_barrier", "", match[2], number, prefix, f"rank {match[1]}")
+    match = _GLOO.search(text)
+    return Timeout("gloo", "", "", match[1], number, prefix, rank) if match else None
 
 
 class Stacks:
-    """The stacks of a log, which is given line by line."""
+    """The stacks of a log, fed line by line."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[str, tuple[int, str, list[Frame]]] = OrderedDict()
 
     @property
     def active(self) -> int:
-        """How many have begun and not ended."""
+        """The number of stacks that have begun and not ended."""
         return len(self._open)
 
     def fed(self, text: str, number: int, prefix: str, rank: str) -> Iterator[Stack]:
-        """What a line ends: a stack that has frames."""
-        found = self._open.get(prefix)
-        if found is not None:
+        """The stack, with frames, that a line ends."""
+        current = self._open.get(prefix)
+        if current is not None:
             frame = next((frame for each in _FRAMES if (frame := each.match(text))), None)
             if frame is not None:
-                if len(found[2]) < _MOST_FRAMES:
-                    found[2].append(Frame(frame["file"][-_LONGEST_PATH:], frame["function"][:_LONGEST_NAME]))
+                if len(current[2]) < _MOST_FRAMES:
+                    current[2].append(Frame(frame["file"][-_LONGEST_PATH:], frame["function"][:_LONGEST_NAME]))
                 return
             if _LOCALS.match(text):
                 return
@@ -157,11 +157,11 @@ class Stacks:
         if _HEADER.match(text):
             if len(self._open) >= _MOST_STACKS:
                 self._open.popitem(last=False)
-            # torch writes such a stack as one message of several lines, the first of which alone names the rank.
+            # torch writes this stack as one message of several lines; only the first names the rank.
             self._open[_OWN_RANK.sub("", prefix) if "Stack trace" in text else prefix] = (number, rank, [])
 
     def end(self) -> Iterator[Stack]:
-        """Those that the log's end has ended."""
+        """The stacks that the log's end ends."""
         for prefix in list(self._open):
             yield from self._ended(prefix)
 
@@ -173,7 +173,7 @@ class Stacks:
 
 @dataclass
 class Group:
-    """The same sign, of one rank or of several."""
+    """The same sign of one or several ranks."""
 
     first: Timeout | Stack
     times: int = 0
@@ -182,12 +182,12 @@ class Group:
 
 @dataclass
 class Standing:
-    """All signs of logs, alike ones together; of so many kinds as can be shown.
+    """All signs in logs, equal ones grouped; the number of groups is limited.
 
     Attributes:
-        timeouts: by what timed out.
-        stacks: by the collective, and who called it.
-        count: of all signs.
+        timeouts: by collective.
+        stacks: by collective and its caller.
+        count: the number of all signs.
     """
 
     timeouts: dict[tuple[str, ...], Group] = field(default_factory=dict)

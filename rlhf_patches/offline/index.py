@@ -1,10 +1,10 @@
 """The releases of a distribution on a package index, and their files: the simple API (PEP 503, 691), JSON or HTML.
 
-pip, which `download` runs, tells neither which releases are withdrawn nor where there is an sdist alone, runs code from
-an sdist to fetch it, and takes a second for each file.
+pip, which `download` runs, does not report withdrawn releases or releases with an sdist alone, runs code from an sdist
+to fetch it, and takes a second for each file.
 
-What an index says is treated as hostile: it is text with a bound, whose names are those of files and nothing else, and
-each answer has a bound as a whole, of bytes and of seconds, however slowly it comes.
+An index is treated as hostile: only plain file names are accepted, and the bytes and seconds of each response are
+limited as a whole.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 
 PYPI = "https://pypi.org/simple/"
 PAGE_SECONDS = 180
-"""For a whole page, however slowly it comes; PyPI takes one second."""
+"""Time limit for a whole page; PyPI takes one second."""
 FILE_SECONDS = 3600
 MAX_PAGE = 16 * 2**20
-"""Bytes of a page. The largest of a framework, transformers', has 0.6 MiB."""
+"""Limit of bytes of a page. The largest page of a framework, transformers', has 0.6 MiB."""
 MAX_FILE = 4 * 2**30
-"""Bytes of a file. The largest of torch's has 1 GiB."""
+"""Limit of bytes of a file. torch's largest has 1 GiB."""
 MAX_FILES = 100_000
-"""On a page. The largest of a framework has 1,000."""
+"""Limit of files on a page. The largest page of a framework has 1,000."""
 
 _JSON = "application/vnd.pypi.simple.v1+json"
 _ACCEPTED = f"{_JSON}, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,250}")
 _SDIST = (".tar.gz", ".tgz", ".zip")
-# Of other kinds: no more than that there is something.
+# Other files: only their existence counts.
 _OTHERS = re.compile(r"([^-]+?)(?:\.(?:win|linux|macosx)[-\w.]*|-py\d.*|-\d+\.\w+)?\.(?:egg|exe|msi|rpm|tar\.\w+|tbz)")
 
-# A page's links, one piece of the text each: no expression ever sees more than that, so none takes longer than linear.
+# Each link is matched in its own piece of the page, so that no expression takes more than linear time.
 _LINK = re.compile(r"""((?:[^>"']|"[^"]*"|'[^']*')*)>([^<]*)""")
 _ATTRIBUTE = re.compile(r"""(?<![\w-])([\w-]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
 _BARE_YANKED = re.compile(r"(?<![\w-])data-yanked(?![\w-])")
@@ -67,11 +67,11 @@ class File(NamedTuple):
     """A wheel or an sdist on an index.
 
     Attributes:
-        filename: its name, which is that of a file in one folder.
-        url: where it is.
-        hashes: by algorithm; empty where the index states none.
-        yanked: why it has been withdrawn, None where it has not.
-        size: its bytes; 0 where the index states none.
+        filename: a plain file name.
+        url: the address.
+        hashes: the checksums by algorithm; empty if the index states none.
+        yanked: the reason for the withdrawal; None if not withdrawn.
+        size: the size in bytes; 0 if the index states none.
     """
 
     filename: str
@@ -82,7 +82,7 @@ class File(NamedTuple):
 
     @property
     def is_sdist(self) -> bool:
-        """Whether it is an sdist."""
+        """Whether the file is an sdist."""
         return self.filename.endswith(_SDIST)
 
 
@@ -90,8 +90,8 @@ class Published(NamedTuple):
     """A release.
 
     Attributes:
-        version: its version.
-        files: its wheels and sdists.
+        version: the version.
+        files: the wheels and sdists.
     """
 
     version: Version
@@ -99,10 +99,7 @@ class Published(NamedTuple):
 
     @property
     def file(self) -> File | None:
-        """A wheel, because that is what gets installed, and of several the one that most people here would get.
-
-        An sdist where there is none, None where there is neither.
-        """
+        """The wheel that most users would install; without a wheel the sdist; None if there is neither."""
         order = ("py3-none-any", "cp311-cp311-manylinux", "-cp311-", ".whl")
         return min(
             self.files, key=lambda file: ([mark not in file.filename for mark in order], file.filename), default=None
@@ -110,12 +107,12 @@ class Published(NamedTuple):
 
     @property
     def sdist(self) -> File | None:
-        """An sdist, None where there is none."""
+        """The sdist; None if there is none."""
         return next((file for file in self.files if file.is_sdist), None)
 
     @property
     def yanked(self) -> str | None:
-        """Why `file` has been withdrawn, None where it has not."""
+        """The reason for the withdrawal of `file`; None if not withdrawn."""
         return self.file.yanked if self.file else None
 
 
@@ -123,7 +120,7 @@ class Index:
     """One index, by its address.
 
     Raises:
-        IndexProblem: it is none.
+        IndexProblem: the address is not valid.
     """
 
     def __init__(self, url: str = PYPI) -> None:
@@ -131,13 +128,13 @@ class Index:
             self.label, self._login = without_login(url)
             self._host = urllib.parse.urlsplit(self.label).hostname
         except ValueError as error:
-            raise IndexProblem(f"{_without_password(url)!r:.300} is no index's address: {error}") from error
+            raise IndexProblem(f"{_without_password(url)!r:.300} is not an index address: {error}") from error
 
     def releases(self, name: str) -> list[Published]:
-        """All of a distribution's that have a PEP 440 version, oldest first; withdrawn ones and pre-releases, too.
+        """All releases with a PEP 440 version, oldest first, including withdrawn ones and pre-releases.
 
         Raises:
-            IndexProblem: there is no such distribution, or the index does not answer, or not as an index does.
+            IndexProblem: the distribution does not exist, or the index does not respond correctly.
         """
         name = canonicalize_name(name)
         page = io.BytesIO()
@@ -145,36 +142,36 @@ class Index:
             url, kind = self._get(f"{self.label.rstrip('/')}/{name}/", page, MAX_PAGE, PAGE_SECONDS)
             listed = _of_json(page.getvalue()) if kind == _JSON else _of_html(page.getvalue())
             files = list(itertools.islice(listed, MAX_FILES + 1))
-        except Exception as error:  # of the network, of HTTP, or a page that is none
+        except Exception as error:  # network, HTTP, or an invalid page
             if isinstance(error, urllib.error.HTTPError) and error.code == http.HTTPStatus.NOT_FOUND:
                 raise IndexProblem(f"{self.label} has no distribution {name!r}") from error
-            raise IndexProblem(f"{self.label} could not be asked for {name}: {_said(error)}") from error
+            raise IndexProblem(f"{self.label} could not be queried for {name}: {_reason(error)}") from error
         if len(files) > MAX_FILES:
             raise IndexProblem(f"{self.label} lists more than {MAX_FILES} files of {name}: too many for a distribution")
-        found: dict[Version, list[File]] = {}
+        by_version: dict[Version, list[File]] = {}
         for file in files:
             version = _version(file.filename, name)
             if version is None:
                 continue
-            known = found.setdefault(version, [])
+            known = by_version.setdefault(version, [])
             if file.filename.endswith((".whl", *_SDIST)):
                 known.append(file._replace(url=urllib.parse.urljoin(url, file.url)))
-        return [Published(version, tuple(found[version])) for version in sorted(found)]
+        return [Published(version, tuple(by_version[version])) for version in sorted(by_version)]
 
     def release(self, name: str, version: str) -> Published | None:
-        """One of a distribution's, None where there is none.
+        """One release of a distribution; None if it does not exist.
 
         Raises:
-            IndexProblem: as `releases`.
+            IndexProblem: see `releases`.
         """
         wanted = _parsed(version)
         return next((each for each in self.releases(name) if each.version == wanted), None)
 
     def fetch(self, file: File, folder: Path) -> Path:
-        """The file, in ``folder``, unless it is there already. Whole and as the index describes it, or not at all.
+        """Fetch the file into ``folder``, unless it exists; the result is complete and has the stated checksum.
 
         Raises:
-            IndexProblem: it could not be fetched, or has another checksum.
+            IndexProblem: the file could not be fetched, or has another checksum.
         """
         try:
             place = folder / _checked(file.filename)
@@ -182,7 +179,7 @@ class Index:
                 return place
             return put(folder, functools.partial(self._fetch, file))
         except Exception as error:
-            raise IndexProblem(f"{file.filename[:300]} could not be fetched: {_said(error)}") from error
+            raise IndexProblem(f"{file.filename[:300]} could not be fetched: {_reason(error)}") from error
 
     def _fetch(self, file: File, incoming: Path) -> Path:
         place = incoming / file.filename
@@ -190,19 +187,19 @@ class Index:
             self._get(file.url, stream, MAX_FILE, FILE_SECONDS)
         wrong = _wrong(place, file.hashes)
         if wrong:
-            raise IndexProblem(f"its {wrong} is not the one that the index states")
+            raise IndexProblem(f"its {wrong} differs from the one that the index states")
         return place
 
     def _get(self, url: str, to: io.BufferedIOBase, most: int, seconds: float) -> tuple[str, str]:
-        """What is at an address, written to ``to``. Returns where it was in the end, and its type."""
+        """Write the contents of an address to ``to``. Returns the final address and the content type."""
         until = time.monotonic() + seconds
         url, login = without_login(url)
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https"):
-            raise IndexProblem(f"{url!r:.300} is no address of the web: expected http:// or https://")
+            raise IndexProblem(f"{url!r:.300} is not a web address: expected http:// or https://")
         request = urllib.request.Request(url, headers={"Accept": _ACCEPTED, "User-Agent": "rlhf-patches"})
         login = login or (self._login if parts.hostname == self._host else None) or of_netrc(parts.hostname)
-        if login:  # for this host alone: a redirection does not take it along
+        if login:  # for this host only: a redirect does not pass it on
             coded = base64.b64encode(":".join(login).encode()).decode()
             request.add_unredirected_header("Authorization", f"Basic {coded}")
         with contextlib.closing(opener(until).open(request, timeout=min(SILENT_SECONDS, seconds))) as answer:
@@ -218,21 +215,21 @@ class Index:
 
 
 def put(folder: Path, get: Callable[[Path], Path]) -> Path:
-    """Have ``get`` make a file in the folder that it is given, and move it into ``folder``. Returns where it is then.
+    """Let ``get`` create a file in a temporary folder, and move the file into ``folder``. Returns its final path.
 
-    A run that is interrupted leaves nothing: no half a file that looks like one, and no folder that was not there.
+    An interrupted run leaves neither a partial file nor a new folder.
     """
     new = [made for made in (folder, *folder.parents) if not made.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # CoInstalled its place, then renamed.
+        # In a sibling folder first, then renamed.
         with tempfile.TemporaryDirectory(dir=folder, prefix=".incoming-") as incoming:
             file = get(Path(incoming))
             os.replace(file, folder / file.name)
             return folder / file.name
     except BaseException:
         for made in new:
-            with contextlib.suppress(OSError):  # another process may have put something there
+            with contextlib.suppress(OSError):  # another process may have created it
                 made.rmdir()
         raise
 
@@ -259,30 +256,32 @@ def _of_html(page: bytes) -> Iterator[File]:
         link = _LINK.match(piece[:_LONGEST_LINK])
         if link is None:
             continue
-        found = {name.lower(): html.unescape("".join(value)) for name, *value in _ATTRIBUTE.findall(link[1])}
-        if "data-yanked" not in found and _BARE_YANKED.search(link[1]):
-            found["data-yanked"] = ""
-        url, _, fragment = found.get("href", "").partition("#")
+        attributes = {name.lower(): html.unescape("".join(value)) for name, *value in _ATTRIBUTE.findall(link[1])}
+        if "data-yanked" not in attributes and _BARE_YANKED.search(link[1]):
+            attributes["data-yanked"] = ""
+        url, _, fragment = attributes.get("href", "").partition("#")
         name, _, value = fragment.partition("=")
-        yanked = (found["data-yanked"] or "no reason given")[:_LONGEST_REASON] if "data-yanked" in found else None
+        yanked = attributes.get("data-yanked")
+        if yanked is not None:
+            yanked = (yanked or "no reason given")[:_LONGEST_REASON]
         yield File(_checked(html.unescape(link[2]).strip()), url, _known({name: value}), yanked)
 
 
 def _known(hashes: Mapping[Any, Any]) -> dict[str, str]:
-    """The checksums that can be compared."""
+    """The checksums with a known algorithm."""
     known = {name for name in hashlib.algorithms_guaranteed if "shake" not in name}
     return {str(name): str(value).lower() for name, value in hashes.items() if name in known}
 
 
 def _checked(filename: object) -> str:
-    """The name of a file in a folder; anything that could be a path is refused."""
+    """A plain file name; anything that could be a path is refused."""
     if not isinstance(filename, str) or re.search(r"[/\\\0]", filename) or filename in ("", ".", ".."):
-        raise IndexProblem(f"it lists {filename!r:.300}, which is no file's name: it is built to do harm")
+        raise IndexProblem(f"it lists {filename!r:.300}, which is not a file name: it is malicious")
     return filename
 
 
 def _version(filename: str, name: str) -> Version | None:
-    """The version that a file of a distribution is of; None where it says none of PEP 440's, or another name."""
+    """The version in a file's name; None if it is no PEP 440 version, or the file has another name."""
     if not _NAME.fullmatch(filename):
         return None
     if filename.endswith(".whl"):
@@ -290,7 +289,7 @@ def _version(filename: str, name: str) -> Version | None:
         own, text = (parts[0], parts[1]) if len(parts) in (5, 6) else ("", "")
     else:
         end = next((end for end in _SDIST if filename.endswith(end)), "")
-        # A name may have dashes of its own.
+        # A name may contain dashes.
         dash = next((at for at, c in enumerate(filename) if c == "-" and canonicalize_name(filename[:at]) == name), 0)
         own, rest = filename[:dash], filename[dash + 1 :]
         other = None if end else _OTHERS.fullmatch(rest)
@@ -308,7 +307,7 @@ def _parsed(version: str) -> Version | None:
 
 
 def _wrong(file: Path, hashes: Mapping[str, str]) -> str:
-    """An algorithm whose checksum of a file is another than is stated; empty where all are right."""
+    """An algorithm whose checksum differs from the stated one; empty if all are right."""
     made = {name: hashlib.new(name, usedforsecurity=False) for name in hashes}
     with file.open("rb") as stream:
         while chunk := stream.read(2**20):
@@ -321,7 +320,7 @@ def _without_password(url: str) -> str:
     return re.sub(r"//[^/]*@", "//", url)
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception):
         error = error.reason
     kind = "" if isinstance(error, IndexProblem) else f"{type(error).__name__}: "

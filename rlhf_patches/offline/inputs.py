@@ -1,4 +1,4 @@
-"""What a user names, or pipes in, as bytes up to a limit: it may be a device, a pipe that never ends, or damaged."""
+"""Read a user's input up to a limit of bytes: it may be a device, an endless pipe, or damaged."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..definitions.words import printable
 
 
 class InputError(Exception):
-    """It cannot be read; the message says what and why."""
+    """The input cannot be read; the message has the name and the reason."""
 
 
 def standard_input() -> BinaryIO:
     """Standard input.
 
     Raises:
-        InputError: it is closed.
+        InputError: standard input is closed.
     """
     if sys.stdin is None:
         raise InputError("standard input is closed: give a path")
@@ -25,10 +25,10 @@ def standard_input() -> BinaryIO:
 
 
 def text(path: str, limit: int) -> str:
-    """A file, or standard input for ``-``, as UTF-8.
+    """The text of a file, or of standard input for ``-``, in UTF-8.
 
     Raises:
-        InputError: it cannot be read, has more than ``limit`` bytes, or is no such text.
+        InputError: the file cannot be read, has more than ``limit`` bytes, or is not UTF-8.
     """
     what = "standard input" if path == "-" else path
     try:
@@ -40,5 +40,5 @@ def text(path: str, limit: int) -> str:
         if len(data) > limit:
             raise InputError(f"{what} has more than {limit >> 20} MiB")
         return data.decode("utf-8-sig")
-    except (OSError, ValueError, MemoryError) as error:  # a NUL in the path, and what is no UTF-8
+    except (OSError, ValueError, MemoryError) as error:  # a NUL in the path, or not UTF-8
         raise InputError(f"{printable(what)} cannot be read: {error or type(error).__name__}") from error

@@ -1,7 +1,6 @@
-"""The logs that a user names: files, folders of files, standard input; compressed or not.
+"""The logs that a user names: files, folders, standard input; compressed or not.
 
-Each is read as a stream, one after the other. In a folder only what can be a log is read, and nothing
-is ever unpickled.
+Each log is read as a stream, one after the other. In a folder only possible logs are read. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from . import hangs, inputs, tracebacks
 _MOST_FILES = 100_000
 _GZIP = b"\x1f\x8b"
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
-_LOOK = 4096  # bytes in which what is no text shows a NUL
-_IS_PICKLE = "a pickle, as PyTorch's flight recorder writes: not read, since reading one runs what it says"
+_LOOK = 4096  # the first bytes, which contain a NUL if the file is not text
+_IS_PICKLE = "a pickle, as PyTorch's flight recorder writes: not read, because reading a pickle runs its code"
 _RANK = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _TORCHRUN = re.compile(r"(?:^|/)attempt_\d{1,9}/(\d{1,9})/[^/]*$")
 
 
 def rank_of(path: str) -> str:
-    """Which rank has written a file, as its path says: ``rank3.log``, or torchrun's ``attempt_0/3/stderr.log``."""
+    """The rank that wrote a file, from its path: ``rank3.log``, or torchrun's ``attempt_0/3/stderr.log``."""
     path = path.replace(os.sep, "/")
     local = _TORCHRUN.search(path)
     if local:
@@ -38,14 +37,14 @@ def rank_of(path: str) -> str:
 
 @dataclass
 class Logs:
-    """What a user names, read once.
+    """The logs that a user names; each is read once.
 
     Attributes:
         paths: files, folders, and ``-`` for standard input.
-        several: whether more than one file may be read, so that each finding needs its file's name.
-        problems: what could not be read, or not to its end: lines for people.
-        left_out: what a folder has besides logs, the same.
-        read: how many files were read.
+        several: whether there may be more than one file, so that each finding needs its file's name.
+        problems: messages about files that could not be read, or not to their end.
+        left_out: messages about files in folders that are not logs.
+        read: the number of files that were read.
     """
 
     paths: Sequence[str]
@@ -62,18 +61,18 @@ class Logs:
                 yield from self._exceptions(file, in_folder=folder)
 
     def _files(self, folder: str) -> Iterator[str]:
-        """The regular files of a folder and of those in it, in order; links are not followed."""
+        """The regular files of a folder and its subfolders, in order; links are not followed."""
         waiting, count = [folder], 0
         while waiting:
             here = waiting.pop()
             try:
                 with os.scandir(here) as entries:
-                    found = sorted(entries, key=lambda entry: entry.name)
+                    children = sorted(entries, key=lambda entry: entry.name)
             except OSError as error:
                 self.problems.append(f"cannot read {here}: {error.strerror or error}")
                 continue
-            waiting += [entry.path for entry in reversed(found) if entry.is_dir(follow_symlinks=False)]
-            for entry in found:
+            waiting += [entry.path for entry in reversed(children) if entry.is_dir(follow_symlinks=False)]
+            for entry in children:
                 if not entry.is_file(follow_symlinks=False):
                     continue
                 count += 1
@@ -93,9 +92,9 @@ class Logs:
                 self.read += 1
                 for raised in tracebacks.read(_plain(stream)):
                     yield replace(raised, file=what, rank=raised.rank or rank_of(path))
-        except OSError as error:  # among them what gzip finds wrong
+        except OSError as error:  # includes errors of gzip
             self.problems.append(f"cannot read {what}: {error.strerror or error}")
-        except (EOFError, zlib.error) as error:  # what was compressed is cut off, or damaged
+        except (EOFError, zlib.error) as error:  # compressed data is cut off or damaged
             self.problems.append(f"{what} was not read to its end: {error}")
         except ValueError as error:  # a NUL in the path
             self.problems.append(f"cannot read {what!r}: {error}")
@@ -106,12 +105,12 @@ class Logs:
 def _opened(path: str) -> io.BufferedReader:
     if path != "-":
         return open(path, "rb")
-    # A reader of our own, which is closed here and leaves standard input as it was.
+    # A separate reader, whose close does not close standard input.
     return io.BufferedReader(_Passed(inputs.standard_input()))
 
 
 class _Passed(io.RawIOBase):
-    """What another stream has, which stays open."""
+    """A reader of another stream, which stays open."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -126,15 +125,15 @@ class _Passed(io.RawIOBase):
 
 
 def _no_log(stream: io.BufferedReader, in_folder: bool) -> str:
-    """Why this is no log; nothing where it may be one."""
+    """Why the stream is not a log; empty if it may be one."""
     start = stream.peek(_LOOK)[:_LOOK]
     if _PICKLE.match(start):
         return _IS_PICKLE
-    # A log may have anything in it (a file that was truncated while it was written begins with NULs), but who names a
-    # folder does not name the checkpoints in it.
-    return "no text" if in_folder and b"\0" in start and not start.startswith(_GZIP) else ""
+    # A log may contain any bytes (a file that was truncated while being written begins with NULs), but a folder may
+    # also contain checkpoints.
+    return "not text" if in_folder and b"\0" in start and not start.startswith(_GZIP) else ""
 
 
 def _plain(stream: io.BufferedReader) -> BinaryIO:
-    """The stream, decompressed if it is compressed, as it is read."""
+    """The stream, decompressed while reading if it is compressed."""
     return cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if stream.peek(2).startswith(_GZIP) else stream

@@ -1,4 +1,4 @@
-"""What is taken from an archive: the names and sizes of its members, each up to a limit."""
+"""The members of an archive that are read, with limits for their names and sizes."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ import posixpath
 
 from ..guards.versions import MAX_METADATA
 
-# CoInstalled each limit, in brackets, the most that was seen in the wheels of the frameworks that patches are for, and
-# in some eighty others, torch's and transformers' among them.
+# In brackets after each limit: the largest value in the wheels of the supported frameworks and of some eighty others,
+# including torch and transformers.
 
 MAX_FILE = 2 * 2**20
 """Bytes of one source file (1.3 MiB in torch, 0.2 MiB in a framework)."""
 MAX_TEXT = 128 * 2**20
 """Bytes of all source and metadata of one archive together (52 MiB)."""
 MAX_UNPACKED = 2**30
-"""Bytes of a whole sdist, unpacked: it has to be decompressed from its beginning to find anything in it."""
+"""Bytes of a whole sdist, unpacked: any access requires decompression from its beginning."""
 MAX_MEMBERS = 30_000
 """Files and folders of one archive (15,586)."""
 MAX_NAME = 4096
 MAX_NAMES = 16 * 2**20
 """Characters of all members' names together (1 MiB)."""
 MAX_DIRECTORY = 8 * 2**20
-"""Bytes of a zip's directory (1.7 MiB): zipfile reads it whole, before it can be asked how many entries it has."""
+"""Bytes of a zip's directory (1.7 MiB): zipfile reads it whole before the number of entries is known."""
 MAX_HEADERS = 32 * 2**10
-"""Bytes of headers before one member of an sdist: tarfile reads them whole, and keeps what they say."""
+"""Bytes of headers before one member of an sdist: tarfile reads them whole and keeps their contents."""
 MAX_RECORDS = 10 * MAX_MEMBERS
 """Keys in all extended headers of an sdist together (setuptools writes one or two for a member)."""
 MAX_GLOBALS = 100
 """Keys in its global headers, which tarfile copies for every member (git writes one)."""
 MAX_STREAMS = 100
-"""Compressed streams, one after the other, in an sdist (1)."""
+"""Consecutive compressed streams in an sdist (1)."""
 
 LINK = "is a link, and links are not followed"
 
 
 class ReleaseError(ValueError):
-    """A file or directory is not a release that can be read; the message names it and says what is wrong."""
+    """A file or directory is not a readable release; the message has its name and the reason."""
 
 
 def too_large(size: int, limit: int) -> str:
@@ -43,7 +43,7 @@ def too_large(size: int, limit: int) -> str:
 
 
 class Files(dict[str, "bytes | str"]):
-    """The files of an archive that matter, by name; text instead of bytes says why one is not read."""
+    """The relevant files of an archive, by name; a string instead of bytes is the reason why a file is not read."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -57,7 +57,7 @@ class Files(dict[str, "bytes | str"]):
         self.refuse_outside(stated)
         name = posixpath.normpath(stated)
         if name in self._seen:
-            raise ReleaseError(f"{self.path} has the member {name!r} twice, so what an installer takes cannot be told")
+            raise ReleaseError(f"{self.path} has the member {name!r} twice, so it is ambiguous what an installer takes")
         self._seen.add(name)
         self._characters += len(stated)
         if self._characters > MAX_NAMES:
@@ -65,21 +65,21 @@ class Files(dict[str, "bytes | str"]):
         return name
 
     def refuse_outside(self, stated: str) -> None:
-        """Raise where a member, a folder as well, leads out of the archive."""
+        """Raise if a member, also a folder, leads out of the archive."""
         if len(stated) > MAX_NAME:
             raise ReleaseError(f"{self.path} has a member {stated[:40]!r}... with a name of {len(stated)} characters")
         parts = stated.split("/")
         if stated.startswith("/") or ".." in parts or "\\" in stated or "\0" in stated or ":" in parts[0]:
-            raise ReleaseError(f"{self.path} has a member {stated!r}, which leads out of it: it is built to do harm")
+            raise ReleaseError(f"{self.path} has a member {stated!r}, which leads out of it: it is malicious")
 
     def count(self) -> None:
-        """Called for every member, a folder as well."""
+        """Count a member, also a folder."""
         self._members += 1
         if self._members > MAX_MEMBERS:
             raise ReleaseError(f"{self.path} has more than {MAX_MEMBERS} members: too many for a release")
 
     def takes(self, name: str, size: int) -> bool:
-        """Whether a file is one that matters, and is to be read; called before ``size`` bytes of it are."""
+        """Whether a file is relevant and must be read; called before its ``size`` bytes are read."""
         if name.endswith((".so", ".pyd", ".pyc")):
             self[name] = "hides a module's text"
         elif name.endswith(".py") or posixpath.basename(name) in ("METADATA", "PKG-INFO"):

@@ -1,6 +1,6 @@
-"""Releases that fail at an import beside each other, as far as that is known: pairs.json is the record of them.
+"""Pairs of releases whose import is known to fail: pairs.json is the record of them.
 
-release_record/pairs.py has made it, from wheels alone. It says "known to fail", and of the rest nothing.
+release_record/pairs.py writes the record, from wheels alone. Pairs that are not in the record are unknown.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from packaging.version import Version
 
 from .pins import Pin
 
-_SHOWN = 3  # modules that cannot be imported, by name
+_SHOWN = 3  # names of modules that cannot be imported
 
 
 class Row(NamedTuple):
     """One failure, with the releases that have it; the keys of the file.
 
     Attributes:
-        caller, versions: the distribution whose import fails, and which releases of it.
-        other, beside: the one that it imports from, and which releases of that lack what it wants.
-        module, name: what they lack: a name of a module, or without a name the module.
+        caller, versions: the distribution whose import fails, and its releases.
+        other, beside: the distribution that it imports from, and the releases that lack the import.
+        module, name: the missing name of a module; without a name, the missing module.
         entries: the modules of the caller that cannot be imported.
-        pin: which releases of the other one have it, as far as the caller's metadata allow them; empty where none has.
+        pin: the releases of the other distribution that have it and that the caller's metadata allow; empty if none.
     """
 
     caller: str
@@ -44,9 +44,9 @@ class Failing(NamedTuple):
     """Two pins that are known to fail together.
 
     Attributes:
-        pin: the caller's.
-        other: name and version of the other one.
-        rows: why, one at least.
+        pin: the caller's pin.
+        other: name and version of the other distribution.
+        rows: the failures, at least one.
     """
 
     pin: Pin
@@ -60,12 +60,12 @@ class Failing(NamedTuple):
 
     @property
     def lacks(self) -> tuple[str, ...]:
-        """What the other one lacks, each with its module."""
+        """The names that the other distribution lacks, each with its module."""
         return tuple(f"{row.module}.{row.name}" if row.name else row.module for row in self.rows)
 
     @property
     def pins(self) -> str:
-        """What of the other one would do, as a requirement; empty where the caller allows nothing that does."""
+        """A requirement for releases of the other distribution that work; empty if the caller allows none."""
         name = self.other[0]
         if not all(row.pin for row in self.rows):
             return ""
@@ -78,27 +78,27 @@ class Failing(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The sentence of `why`, with release and place."""
+        """`why`, with release and place."""
         return f"{self.pin.name} {self.pin.version} ({self.pin.place}): {self.why}"
 
     @property
     def why(self) -> str:
-        """What fails, for want of what, and which release to pin: one sentence."""
+        """One sentence: the modules that fail, the missing names, and the release to pin."""
         named, lacks = self.entries[:_SHOWN], self.lacks
         more = len(self.entries) - len(named)
         what = ", ".join(named) + (f" and {more} more" if more else "")
         want = lacks[0] + (f" and {len(lacks) - 1} more" if len(lacks) > 1 else "")
-        do = f"pin {self.pins}" if self.pins else f"no {self.other[0]} that its metadata allow has all of it"
+        do = f"pin {self.pins}" if self.pins else f"no {self.other[0]} that its metadata allow has all of them"
         return f"{what} cannot be imported with {' '.join(self.other)}, which has no {want}: {do}"
 
 
-def failing(pins: Iterable[Pin], told: Mapping[Pin, str]) -> list[Failing]:
+def failing(pins: Iterable[Pin], reported: Mapping[Pin, str]) -> list[Failing]:
     """Pairs of pins that are known to fail, in the order of the callers.
 
     Args:
-        pins: as those of `audit`.
-        told: of a pin the error texts of the known bugs that it has beside another distribution; a failure with such a
-            text is said there, with the repair if there is one.
+        pins: as in `audit`.
+        reported: by pin, the error texts of its known bugs with another distribution; a failure with such a text is
+            reported with the bug, which may have a repair.
     """
     pins = list(pins)
     versions: dict[str, dict[str, Version]] = {}
@@ -108,7 +108,7 @@ def failing(pins: Iterable[Pin], told: Mapping[Pin, str]) -> list[Failing]:
                 versions.setdefault(pin.name, {})[pin.version] = Version(Version(pin.version).public)
             except ValueError:  # InvalidVersion, or more digits than Python converts
                 continue
-    found = []
+    pairs = []
     for pin in pins:
         own = versions.get(pin.name, {}).get(pin.version or "")
         if own is None:
@@ -116,14 +116,14 @@ def failing(pins: Iterable[Pin], told: Mapping[Pin, str]) -> list[Failing]:
         rows = [
             row
             for row in _of(pin.name)
-            if _holds(row.versions, own) and not (row.name and row.name in told.get(pin, ""))
+            if _holds(row.versions, own) and not (row.name and row.name in reported.get(pin, ""))
         ]
         for other in dict.fromkeys(row.other for row in rows):
             for text, version in versions.get(other, {}).items():
                 here = tuple(row for row in rows if row.other == other and _holds(row.beside, version))
                 if here:
-                    found.append(Failing(pin, (other, text), here))
-    return found
+                    pairs.append(Failing(pin, (other, text), here))
+    return pairs
 
 
 @cache
@@ -137,6 +137,6 @@ def _of(caller: str) -> Sequence[Row]:
 
 @cache
 def record() -> tuple[Row, ...]:
-    """All that is known."""
+    """All known failures."""
     text = files(__package__).joinpath("pairs.json").read_text(encoding="utf-8")
     return tuple(Row(**{**row, "entries": tuple(row["entries"])}) for row in json.loads(text))

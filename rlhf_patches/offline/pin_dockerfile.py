@@ -1,4 +1,4 @@
-"""What the ``pip install`` and ``uv pip install`` lines of a Dockerfile name; other commands are only searched."""
+"""The distributions of ``pip install`` and ``uv pip install`` in a Dockerfile; other commands are only searched."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INSTRUCTION = re.compile(r"\s*(?:ONBUILD\s+)?(RUN|FROM|COPY|ADD)\s+(.*)", re.IG
 _FROM = re.compile(r"FROM(\s+--platform=\S+)?\s+\S+(\s+(AS|as)\s+\S+)?")
 _RUN_OPTIONS = re.compile(r"(?:--[a-z]+=\S+\s+)*")
 _PIP = re.compile(r"pip[\d.]*(?:\.exe)?")
-# What other tools install from a file, which names more than the command does.
+# Commands of other tools that install from a file.
 _OF_A_FILE = re.compile(
     r"\b(?:(?:uv|pip|pdm|pipenv|pixi|rye) sync|(?:poetry|pdm|pipenv|pixi) install"
     r"|(?:conda|mamba) env (?:create|update))\b"
@@ -27,7 +27,7 @@ _REDIRECT = re.compile(r"[<>]+&?|&>+|>\|")
 _SEPARATORS = re.compile(r"[;|&()]+")
 _NAMING = {"-r": "-r", "--requirement": "-r", "-c": "-c", "--constraint": "-c", "-e": "-e", "--editable": "-e"}
 _NAMING |= {"--requirements": "-r", "--constraints": "-c"}  # uv's
-# Options that a value follows: it is not what is installed. One that is missing here makes a line more to look at.
+# Options with a value, which is not an installed distribution. A missing option causes one more reported line.
 _WITH_VALUE = re.compile(
     r"-[iftpCb]|--(index-url|extra-index-url|index|default-index|find-links|target|prefix|root|python|platform"
     r"|python-version|python-platform|abi|implementation|no-binary|only-binary|trusted-host|timeout|retries|cache-dir"
@@ -38,13 +38,13 @@ _WITH_VALUE = re.compile(
 
 
 def read(text: str, place: str, lines: Lines) -> Iterator[Entry]:
-    """A Dockerfile's text.
+    """Read a Dockerfile's text.
 
     Raises:
-        PinsError: it is longer than any.
+        PinsError: the text is too long.
     """
     if len(text) > _LARGEST:
-        raise PinsError(f"{place} has more than 256 KiB, which no Dockerfile has")
+        raise PinsError(f"{place} has more than 256 KiB, the limit for a Dockerfile")
     for number, instruction, rest in _instructions(text):
         where = f"{place}:{number}"
         if instruction == "RUN":
@@ -54,7 +54,7 @@ def read(text: str, place: str, lines: Lines) -> Iterator[Entry]:
 
 
 def is_one(text: str) -> bool:
-    """Whether it begins as a Dockerfile does."""
+    """Whether the text begins like a Dockerfile."""
     for line in text[:10_000].splitlines():
         if line.strip() and not _COMMENT.match(line) and not line.startswith("ARG "):
             return _FROM.fullmatch(line.rstrip()) is not None
@@ -62,13 +62,13 @@ def is_one(text: str) -> bool:
 
 
 def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
-    """Those that may bring a distribution, each with its first line; a here-document's lines are each a RUN."""
+    """Instructions that may install a distribution, with their first line; a here-document's lines are each a RUN."""
     begun, first, end = "", 0, None
     for number, line in enumerate(text.splitlines(), 1):
         if end is not None and not begun and line.strip() == end:
             end = None
             continue
-        if _COMMENT.match(line):  # Docker takes them out of what is continued, too
+        if _COMMENT.match(line):  # Docker removes comments from continued lines, too
             continue
         first = first if begun else number
         if line.rstrip().endswith("\\"):
@@ -93,20 +93,20 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
 def _run(command: str, where: str, lines: Lines) -> Iterator[Entry]:
     for words in _commands(command):
         if words is None:
-            yield Unread(where, f"{shown(command)} is no command of a shell", mention=command)
+            yield Unread(where, f"{shown(command)} is not a shell command", mention=command)
             return
         arguments = _installed(words)
         text = " ".join(words)
         if _OF_A_FILE.search(text):
-            yield Unread(where, f"{shown(text)} installs what a file names: give it, too")
+            yield Unread(where, f"{shown(text)} installs the contents of a file: pass that file, too")
         elif arguments is None:
-            yield Unread(where, f"{shown(text)} is not read: only `pip install` is", mention=text)
+            yield Unread(where, f"{shown(text)} is not parsed: only `pip install` is", mention=text)
         else:
             yield from _arguments(arguments, where, lines)
 
 
 def _commands(text: str) -> Iterator[list[str] | None]:
-    """The words of each command; None where these cannot be told."""
+    """The words of each command; None if they cannot be determined."""
     if text.lstrip().startswith("["):
         try:
             words = json.loads(text)
@@ -132,14 +132,14 @@ def _commands(text: str) -> Iterator[list[str] | None]:
                 words = []
             else:
                 words.append(word)
-    except ValueError:  # a quotation that does not end
+    except ValueError:  # a quotation that is not closed
         yield None
         return
     yield words
 
 
 def _installed(words: Sequence[str]) -> Sequence[str] | None:
-    """The arguments of ``pip install``, ``python -m pip install``, ``uv pip install``; None if it is none of them."""
+    """The arguments of ``pip install``, ``python -m pip install``, ``uv pip install``; None for other commands."""
     for number, word in enumerate(words):
         if _PIP.fullmatch(os.path.basename(word)):
             rest = list(words[number + 1 :])
@@ -164,6 +164,6 @@ def _arguments(arguments: Sequence[str], where: str, lines: Lines) -> Iterator[E
 
 def _named(option: str, value: str, where: str, lines: Lines) -> Iterator[Entry]:
     if option != "-e" and value.startswith(("/", "$", "~")):
-        yield Unread(where, f"names {shown(value)}, a file of the image: give it, too")
+        yield Unread(where, f"names {shown(value)}, a file of the image: pass that file, too")
     else:
         yield from lines.line(f"{option} {value}", where)

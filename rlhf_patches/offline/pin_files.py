@@ -1,8 +1,8 @@
-"""Which releases a file, standard input or this environment names: by the file's name where that tells its format.
+"""The releases that a file, standard input or this environment names; the file's name may give its format.
 
-Requirements are parsed by packaging, TOML and JSON by the standard library. Nothing is fetched, imported or run.
+packaging parses requirements, the standard library TOML and JSON. Nothing is fetched, imported or run.
 
-What is read may have been made to do harm: each file has a bound, and so has the whole of what files name.
+Files may be malicious: the size of each file is limited, and so is the total of files that name others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .inputs import InputError
 from .pin_lines import LARGEST, Lines, text_of
 from .pins import EXPECTED, Entry, Pin, PinsError, Unread
 
-_MOST = 20_000  # pins of one file, and entries that are not understood; the largest lock files have some thousands
+_MOST = 20_000  # pins of one file, and unparsed entries; the largest lock files have some thousands
 _TOML = re.compile(r"\[{1,2}(project|package|packages|build-system|dependency-groups|tool|metadata)[\].]")
 _LOCK_TOML = re.compile(r"(lock-version|version|revision|requires-python) = ")
 _YAML = re.compile(r"(dependencies|package|channels):")
@@ -30,14 +30,14 @@ _YAML = re.compile(r"(dependencies|package|channels):")
 
 @dataclass(frozen=True)
 class Reading:
-    """What a place names, and the entries that do not tell."""
+    """The pins of a place, and the entries that do not identify a release."""
 
     pins: tuple[Pin, ...]
     unread: tuple[Unread, ...]
 
 
 def installed() -> Reading:
-    """What is installed here, in the order in which Python would find it."""
+    """The installed distributions, in the order of Python's search path."""
     return _reading(_installed(), "this environment")
 
 
@@ -60,10 +60,10 @@ def _installed() -> Iterator[Entry]:
 
 
 def read(path: str) -> Reading:
-    """What a file names; ``-`` is standard input.
+    """The releases that a file names; ``-`` is standard input.
 
     Raises:
-        PinsError: it cannot be read, is none of the formats, or names nothing.
+        PinsError: the file cannot be read, has none of the formats, or names no release.
     """
     what = "standard input" if path == "-" else path
     try:
@@ -82,7 +82,7 @@ def _reading(entries: Iterable[Entry], place: str) -> Reading:
     unread = []
     for entry in entries:
         if isinstance(entry, Pin):
-            # Of lines that say the same the first.
+            # Keep the first of equal lines.
             pins.setdefault((entry.name, entry.version, entry.note, entry.place.rpartition(":")[0]), entry)
         else:
             unread.append(entry)
@@ -112,7 +112,7 @@ def _by_name(path: str) -> str | None:
     for kind, ends in (("toml", ".toml"), ("json", ".json"), ("yaml", (".yml", ".yaml"))):
         if name.endswith(ends):
             return kind
-    if name in ("uv.lock", "poetry.lock", "pdm.lock"):  # others have requirements, or what conda-lock writes
+    if name in ("uv.lock", "poetry.lock", "pdm.lock"):  # other lock files have requirements, or conda-lock's output
         return "toml"
     if name.partition(".")[0] in ("dockerfile", "containerfile") or name.endswith((".dockerfile", ".containerfile")):
         return "dockerfile"

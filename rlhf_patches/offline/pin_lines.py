@@ -1,4 +1,4 @@
-"""Lists with an entry a line: requirements as pip has them, what pip and conda print, and the files that these name."""
+"""Lists with one entry per line: pip's requirements, the output of pip and conda, and the files that these name."""
 
 from __future__ import annotations
 
@@ -14,62 +14,62 @@ from .inputs import InputError
 from .pins import Entry, Pin, PinsError, Unread, of_conda, of_requirement, shown
 
 LARGEST = 16 * 2**20
-"""Bytes of a file and of all that it names; the largest lock files have one MiB."""
+"""The most bytes of a file and of all files that it names; the largest lock files have one MiB."""
 
 _LONGEST = 2**18  # characters of a requirement, with its hashes
 _DEEPEST = 50  # files that name each other
 
-# Those of requirements files that name no distribution.
+# Options of requirements files that name no distribution.
 _OPTIONS = re.compile(
     r"(-i|-f|--(index-url|extra-index-url|no-index|find-links|no-binary|only-binary|prefer-binary|require-hashes|pre"
     r"|trusted-host|use-feature|no-build-isolation|global-option|config-settings?|use-pep517|process-dependency-links"
     r"|no-deps|no-build|no-emit-\S+|emit-\S+|index-strategy|prerelease|default-index|index))(?=[\s=]|$)|-[if]\S"
 )
-# The heads of `pip list` and of `conda list`, which is a comment, or mamba's.
+# The heads of `pip list`, of `conda list` (a comment), and of mamba.
 _HEAD = re.compile(r"(?:Package|#?\s*Name)\s+Version(?:\s.*)?")
 _RULE = re.compile(r"[-─━\s]+")
 _ROW = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]*)\s+([A-Za-z0-9][^\s=<>~!]*)(?:\s.*)?", re.ASCII)
 _CONDA_EXPORT = re.compile(r"[\w.-]+=[^=\s]+=[^=\s]+")
-# Comments that tell what pip could not write as a requirement: `pip freeze`, and conda-lock's explicit files.
+# Comments for entries that pip could not write as a requirement: in `pip freeze` and conda-lock's explicit files.
 _EDITABLE = re.compile(r"# Editable [\w ]{1,80}\((\S+)\)")
 _OF_PIP = "# pip "
 _MAMBA_TITLE = re.compile(r'List of packages in environment: ".*"')
 
 
 def text_of(file: Path, limit: int) -> str:
-    """A regular file's text.
+    """The text of a regular file.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: the file cannot be read.
     """
     try:
         if not file.is_file():
-            raise InputError(f"{file} is {'no regular file' if file.exists() else 'not there'}")
+            raise InputError(f"{file} {'is not a regular file' if file.exists() else 'does not exist'}")
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read: {error}") from error
     return inputs.text(str(file), limit)
 
 
 class Lines:
-    """Entries a line, and files that lines name, each of which is read once."""
+    """Entries, one per line, and files that lines name; each file is read once."""
 
     def __init__(self, place: str, folder: Path | None) -> None:
-        """Read on behalf of the file ``place``, in ``folder``; None where it is standard input."""
+        """Read for the file ``place`` in ``folder``; ``folder`` is None for standard input."""
         self._place = place
         self._folder = folder
         self._left = LARGEST
         self._seen = set() if folder is None else {os.path.realpath(place)}
 
     def read(self, text: str) -> Iterator[Entry]:
-        """The file's own text."""
+        """Read the text of the file itself."""
         self._left -= len(text)
         yield from self._read(text, self._place, self._folder, 0)
 
     def include(self, name: str, where: str, folder: Path | None = None, depth: int = 0) -> Iterator[Entry]:
-        """A file that a line names; in ``folder``, or else that of the file itself."""
+        """Read a file that a line names, in ``folder``, by default the folder of the file itself."""
         folder = folder or self._folder
         if folder is None or "://" in name or "\0" in name:
-            yield Unread(where, f"names {name:.300}, which is not read: give it, too")
+            yield Unread(where, f"names {name:.300}, which is not read: pass that file, too")
             return
         file = folder / name
         try:
@@ -78,7 +78,7 @@ class Lines:
                 return
             self._seen |= {str(file), real}
             if depth >= _DEEPEST:
-                raise InputError(f"{file} is named by a chain of more than {_DEEPEST} files")
+                raise InputError(f"{file} is included through a chain of more than {_DEEPEST} files")
             text = self._text(file)
         except (InputError, OSError, ValueError) as error:
             yield Unread(where, f"names a file: {error}")
@@ -89,7 +89,7 @@ class Lines:
         size = os.stat(file).st_size if file.is_file() else 0
         try:
             return text_of(file, self._left)
-        finally:  # what could not be read has been read as well
+        finally:  # unreadable files count as read
             self._left -= min(size, self._left)
 
     def _read(self, text: str, place: str, folder: Path | None, depth: int) -> Iterator[Entry]:
@@ -97,7 +97,7 @@ class Lines:
         for number, line in _logical_lines(text, explicit="@EXPLICIT" in text):
             where = f"{place}:{number}"
             if len(line) > _LONGEST:
-                raise PinsError(f"{where} has {len(line)} characters, more than a requirement can have ({_LONGEST})")
+                raise PinsError(f"{where} has {len(line)} characters; a requirement has at most {_LONGEST}")
             named, editable = editable, ""
             row = _ROW.fullmatch(line) if table else None
             if _HEAD.fullmatch(line):
@@ -115,11 +115,11 @@ class Lines:
         """One requirement, or an option.
 
         Args:
-            line: without its comment.
+            line: the line without its comment.
             where: file and line.
-            folder: what the files that it names are in, if not the folder of the file itself.
-            depth: of files that name each other.
-            editable: a comment before it, which names what is editable.
+            folder: the folder of files that the line names, if not that of the file itself.
+            depth: the depth of files that name each other.
+            editable: the preceding comment, which names the editable distribution.
         """
         option, value = _option(line)
         if option in ("-r", "--requirement", "-c", "--constraint"):
@@ -129,10 +129,10 @@ class Lines:
         elif _CONDA_EXPORT.fullmatch(line):
             yield of_conda(line, where)
         elif not line.startswith("-"):
-            # What follows a requirement are options of its own, hashes above all.
+            # The options of the requirement follow, mainly hashes.
             yield from of_requirement(line.partition(" --")[0].strip(), where)
         elif not _OPTIONS.match(line):
-            yield Unread(where, f"{shown(line)} is no option of a requirements file")
+            yield Unread(where, f"{shown(line)} is not an option of a requirements file")
 
 
 def _option(line: str) -> tuple[str, str]:
@@ -146,15 +146,15 @@ def _option(line: str) -> tuple[str, str]:
 
 def _editable(value: str, where: str, comment: str) -> Iterator[Entry]:
     name = canonicalize_name(value.partition("#egg=")[2].partition("&")[0].partition("[")[0])
-    told = _EDITABLE.fullmatch(comment)
+    match = _EDITABLE.fullmatch(comment)
     if name:
         yield Pin(name, None, where, f"editable: {value}")
-    elif told is not None:
-        yield from of_requirement(told[1], where, f"editable: {value}")
+    elif match is not None:
+        yield from of_requirement(match[1], where, f"editable: {value}")
     elif " @ " in value:
         yield from of_requirement(value, where, "editable")
     else:
-        yield Unread(where, f"editable {shown(value)} does not tell which release of what it is")
+        yield Unread(where, f"editable {shown(value)} does not identify a distribution and release")
 
 
 def _logical_lines(text: str, explicit: bool) -> Iterator[tuple[int, str]]:
@@ -179,6 +179,6 @@ def _logical_lines(text: str, explicit: bool) -> Iterator[tuple[int, str]]:
 
 
 def _without_comment(line: str) -> str:
-    """Without what follows blanks and ``#``: the ``#`` of an address follows none."""
+    """Remove a comment, which begins with blanks and ``#``; the ``#`` of an address follows no blank."""
     comment = re.search(r"\s#", line)
     return line[: comment.start()] if comment else line

@@ -1,4 +1,4 @@
-"""What one entry of a list of distributions names: a requirement, a wheel, conda's notation. Nothing is guessed."""
+"""Parse one entry of a list of distributions: a requirement, a wheel, or conda's notation. Nothing is guessed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import NamedTuple, Union
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-EXPECTED = "expected releases such as trl==1.5.1, in one of the formats that `audit --help` names"
+EXPECTED = "expected releases such as trl==1.5.1, in a format that `audit --help` lists"
 
-_SHOWN = 100  # characters of an entry that was not understood
+_SHOWN = 100  # characters of an unparsed entry that a message shows
 _FILE = re.compile(r"[^\s;@]+\.(?:whl|zip|gz|bz2|conda)(?:[\s;#].*)?")
 _EGG = re.compile(r"#(?:[^#]*&)?egg=([A-Za-z0-9][A-Za-z0-9_.-]*)")
 _URL = re.compile(r"[\w+.-]+://")
-# The folder is that of a platform; what an index serves under such a name may be a source archive.
+# Require a platform's folder: an index may serve a source archive under such a name.
 _CONDA_FILE = re.compile(r"/(?:noarch|[a-z]+-[a-z0-9_]+)/([^/\s]+?)-([^-/\s]+)-[^-/\s]+\.(?:conda|tar\.bz2)(?:#\S*)?$")
 _CONDA = re.compile(r"(?:[^\s:]+::)?([A-Za-z0-9_][A-Za-z0-9_.-]*)(|\s*[=<>!~\[].*|\s+[\d*].*)", re.ASCII)
 _CONDA_EXACT = re.compile(r"(?:==?\s*([\w.+!]+)\s*=\s*[\w.*+-]+|==\s*([\w.+!]+)|([0-9][\w.+!]*)(?:\s+[\w.*+-]+)?)")
@@ -24,7 +24,7 @@ _CONDA_BEGINS = re.compile(r"=\s*(\d+\.\d+\.\d+[\w.+!]*)")
 
 
 class PinsError(Exception):
-    """A file cannot be read as what it is; the message says which and why."""
+    """A file cannot be parsed in its format; the message has the file and the reason."""
 
 
 class Pin(NamedTuple):
@@ -32,9 +32,9 @@ class Pin(NamedTuple):
 
     Attributes:
         name: normalised.
-        version: the one and only; None where the place does not say.
-        place: the file, and the line where there are lines.
-        note: a marker, an extra, a source; or why there is no version.
+        version: the exact version; None if the place does not pin one.
+        place: the file, and the line if the format has lines.
+        note: a marker, an extra, a source; or the reason for a missing version.
     """
 
     name: str
@@ -44,12 +44,12 @@ class Pin(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """An entry that does not tell what it names, or is not understood.
+    """An entry that does not identify a release, or is not understood.
 
     Attributes:
-        place: the file, and the line where there are lines.
-        why: a phrase with what stands there.
-        mention: where the entry counts only if it names a framework, the text to look in.
+        place: the file, and the line if the format has lines.
+        why: a phrase that quotes the entry.
+        mention: if the entry counts only when it names a framework, the text to search.
     """
 
     place: str
@@ -61,18 +61,18 @@ Entry = Union[Pin, Unread]
 
 
 def shown(text: str) -> str:
-    """A piece of an entry for a message."""
+    """A part of an entry for a message."""
     return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."
 
 
 def notes(*parts: str) -> str:
-    """Those that are not empty, as one note."""
+    """Join the nonempty parts to one note."""
     return "; ".join(filter(None, parts))
 
 
 def of_requirement(text: str, where: str, note: str = "") -> Iterator[Entry]:
-    """What a requirement says, or the address of a wheel without more."""
-    if _FILE.fullmatch(text):  # which would pass for a name
+    """Parse a requirement, or the plain address of a wheel."""
+    if _FILE.fullmatch(text):  # also valid as a name
         yield _of_address(text, where, note)
         return
     try:
@@ -110,8 +110,8 @@ def _of_address(text: str, where: str, note: str) -> Entry:
     if egg is not None:
         return Pin(canonicalize_name(egg[1]), None, where, notes(f"from {address}", note))
     if _URL.match(address) or address.startswith((".", "/", "~")):
-        return Unread(where, f"{shown(address)} does not tell which release of what it is")
-    return Unread(where, f"{shown(text)} is no requirement (name==version)")
+        return Unread(where, f"{shown(address)} does not identify a distribution and release")
+    return Unread(where, f"{shown(text)} is not a requirement (name==version)")
 
 
 def _of_wheel(url: str) -> tuple[str, str] | None:
@@ -123,14 +123,14 @@ def _of_wheel(url: str) -> tuple[str, str] | None:
 
 
 def of_conda(text: str, where: str, note: str = "") -> Entry:
-    """What a package of conda's says: ``trl=1.5.1=build``, ``trl ==1.5.1``, ``trl 1.5.1``, ``trl >=1.5``.
+    """Parse a conda package: ``trl=1.5.1=build``, ``trl ==1.5.1``, ``trl 1.5.1``, ``trl >=1.5``.
 
-    ``=1.5.1`` is what `conda env export --no-builds` writes for an exact version, so it counts as one, with a note;
+    `conda env export --no-builds` writes ``=1.5.1`` for an exact version, so it counts as exact, with a note;
     ``=1.5`` is a range.
     """
     read = _CONDA.fullmatch(text.strip())
     if read is None:
-        return Unread(where, f"{shown(text)} is no package of conda's (name=version)")
+        return Unread(where, f"{shown(text)} is not a conda package (name=version)")
     name, rest = canonicalize_name(read[1]), read[2].strip()
     exact = _CONDA_EXACT.fullmatch(rest)
     if exact is not None:

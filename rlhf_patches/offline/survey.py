@@ -1,7 +1,7 @@
-"""What all releases of a distribution have of a patch's bug, against the ranges that the patch claims.
+"""Compare the code of all releases of a distribution with the ranges that a patch claims.
 
-The patch's author asks this before a range is written, and again when upstream has released. Facts (`facts`) and
-decision (`evaluate`) are found apart: the one without the version, the other as `check` finds it.
+A patch's author runs this before writing a range, and again after a new upstream release. The facts (`facts`) do not
+use the version; the decision (`evaluate`) is that of `check`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Judged(NamedTuple):
     """One patch in one release.
 
     Attributes:
-        version: what the release's metadata says.
-        status, reason: those of ``check``.
-        codes: what the shape guard of each variant has found.
-        known: `facts.is_known`.
+        version: the version in the release's metadata.
+        status, reason: the result of ``check``.
+        codes: the result of each variant's shape guard.
+        known: the result of `facts.is_known`.
     """
 
     version: str | None
@@ -51,11 +51,11 @@ class Looked(NamedTuple):
     """One release.
 
     Attributes:
-        version, yanked: as the index has them.
-        file: what was read, empty where there is nothing.
-        problem: why nothing is known of it, empty where something is.
-        failed: whether that may be otherwise another time.
-        judged: by the patch's name.
+        version, yanked: the index's data.
+        file: the file that was read; empty if there is none.
+        problem: why the release could not be judged; empty if it was.
+        failed: whether another try may succeed.
+        judged: the results by patch name.
     """
 
     version: Version
@@ -67,7 +67,7 @@ class Looked(NamedTuple):
 
 
 def chosen(releases: Iterable[Published], specifier: SpecifierSet, pre: bool) -> list[Published]:
-    """Those in a range; pre-releases as pip has it: if they are asked for or named, or if there is nothing else."""
+    """The releases in a range; pre-releases by pip's rule: if requested or named, or if there are no others."""
     by_version = {release.version: release for release in releases}
     return [by_version[version] for version in specifier.filter(sorted(by_version), prereleases=pre or None)]
 
@@ -75,52 +75,53 @@ def chosen(releases: Iterable[Published], specifier: SpecifierSet, pre: bool) ->
 def look(
     index: Index, name: str, releases: Iterable[Published], registered: Sequence[Registered], cache: Path | None
 ) -> Iterator[Looked]:
-    """Look at one release after the other.
+    """Fetch and judge each release.
 
     Args:
-        index: where they come from.
+        index: the index.
         name: the distribution, normalised.
-        releases: those to look at.
+        releases: the releases to judge.
         registered: the patches.
-        cache: where the files stay; without, each is deleted when it has been read.
+        cache: the folder where files are kept; without it, each file is deleted after reading.
     """
     for release in releases:
         if release.file is None:
-            yield Looked(release.version, release.yanked, problem="the index has neither a wheel nor an sdist of it")
+            problem = "the index has neither a wheel nor an sdist of this release"
+            yield Looked(release.version, release.yanked, problem=problem)
             continue
         with tempfile.TemporaryDirectory(prefix="rlhf-patches-") as temporary:
             folder = Path(temporary) if cache is None else download.place(cache, name, str(release.version))
             file = release.file.filename
             try:
-                said = confined.ask(str(index.fetch(release.file, folder)), lambda each: _judged(each, registered))
+                rows = confined.ask(str(index.fetch(release.file, folder)), lambda each: _judged(each, registered))
             except (IndexProblem, ReleaseError) as error:
                 problem = _without(folder, str(error))
                 yield Looked(release.version, release.yanked, file, problem, failed=True)
                 continue
-        judged = {name: _read({**one, "reason": _without(folder, one["reason"])}) for name, one in said.items()}
+        judged = {name: _read({**one, "reason": _without(folder, one["reason"])}) for name, one in rows.items()}
         yield Looked(release.version, release.yanked, file, judged=judged)
 
 
 def _without(folder: Path, text: str) -> str:
-    """A text that is the same wherever the file lay."""
+    """The text without the file's folder."""
     return text.replace(f"{folder}/", "")
 
 
 def _judged(release: Release, registered: Sequence[Registered]) -> dict[str, Any]:
-    found = {}
+    rows = {}
     with memory.parsed_once():
         for item in registered:
             (row,) = evaluate.check(release, [item], by_name=True)
             codes = [{**asdict(code), "why": confined.short(code.why)} for code in facts.examine(release, item.patch)]
             texts = {"version": confined.short(row.version), "reason": confined.short(row.reason)}
             known = facts.is_known(release, item.patch)
-            found[row.name] = {**texts, "status": row.status.value, "codes": codes, "known": known}
-    return found
+            rows[row.name] = {**texts, "status": row.status.value, "codes": codes, "known": known}
+    return rows
 
 
-def _read(said: dict[str, Any]) -> Judged:
-    codes = [Code(**{**code, "fingerprints": tuple(code["fingerprints"])}) for code in said["codes"]]
-    return Judged(said["version"], Status(said["status"]), said["reason"], tuple(codes), said["known"])
+def _read(row: dict[str, Any]) -> Judged:
+    codes = [Code(**{**code, "fingerprints": tuple(code["fingerprints"])}) for code in row["codes"]]
+    return Judged(row["version"], Status(row["status"]), row["reason"], tuple(codes), row["known"])
 
 
 # ------------------------------------------------------------------------------------------- one patch
@@ -128,7 +129,7 @@ def _read(said: dict[str, Any]) -> Judged:
 
 @dataclass(frozen=True)
 class Survey:
-    """One patch, and every release that was chosen, oldest first.
+    """One patch and every selected release, oldest first.
 
     Attributes:
         patch: the patch.
@@ -145,7 +146,7 @@ class Survey:
 
     @property
     def learned(self) -> bool:
-        """Whether any release that was read has the patch's modules, or should have."""
+        """Whether any release that was read has, or should have, the patch's modules."""
         return any(
             facts.counting(self.patch, one.codes).state != facts.NO_MODULE or self.disagreement(one)
             for _, one in self.known
@@ -153,11 +154,11 @@ class Survey:
 
     @property
     def disagreements(self) -> list[tuple[Looked, str]]:
-        """The releases of which ranges and code say different things, or to which the patch cannot be put."""
+        """The releases whose ranges and code disagree, or to which the patch cannot be applied."""
         return [(each, text) for each, one in self.known if (text := self.disagreement(one))]
 
     def disagreement(self, one: Judged) -> str:
-        """What is wrong, empty where nothing is."""
+        """The problem; empty if there is none."""
         number = facts.claimed(self.patch, one.version)
         there = facts.recognised(self.patch, one.codes)
         if facts.agrees(self.patch, one.version, one.codes):
@@ -175,16 +176,16 @@ class Survey:
         return " of " + " and ".join(self.patch.variants[number].guard.versions for number in numbers)
 
     def claim(self, one: Judged) -> str:
-        """The range that has a release; empty where none has."""
+        """The range that contains a release; empty if none does."""
         number = facts.claimed(self.patch, one.version)
         return "" if number is None else self.patch.variants[number].guard.versions or "every version"
 
     def suggested(self) -> list[list[str]]:
-        """Of each variant the ranges that are the releases with its shape, and no others; empty where none has it."""
+        """For each variant, the ranges of exactly the releases with its shape; empty if none has it."""
         return [self._ranges(number) for number in range(len(self.patch.variants))]
 
     def _ranges(self, number: int) -> list[str]:
-        # Of a release that could not be read nothing is claimed where it is at a bound.
+        # A range does not claim an unreadable release at one of its bounds.
         has = [
             (
                 each.version,
@@ -204,27 +205,27 @@ class Survey:
         return [_span(has, group[0][0], group[-1][0]) for group in groups]
 
     def fingerprints(self) -> dict[str, dict[str, str]]:
-        """Of each target of a wrap or a replacement the fingerprints, each with its releases, as a patch lists them.
+        """For each target of a wrap or a replacement, the fingerprints with their releases, as a patch lists them.
 
-        Behind a colon is what the patch says more of them.
+        The patch's remark on the releases follows a colon.
         """
-        said = facts.fingerprint_texts(self.patch)
-        targets = dict.fromkeys(target for target, _ in said)
+        listed = facts.fingerprint_texts(self.patch)
+        targets = dict.fromkeys(target for target, _ in listed)
         versions = [str(each.version) for each, _ in self.known]
-        found: dict[str, dict[str, str]] = {}
+        by_target: dict[str, dict[str, str]] = {}
         for target in targets:
             by_place: dict[str, list[int]] = {}
             for place, (_, one) in enumerate(self.known):
                 for fingerprint in sorted(facts.found_fingerprints(self.patch, one.codes, target)):
                     by_place.setdefault(fingerprint, []).append(place)
-            found[target] = {
-                each: ", ".join(_spans(places, versions)) + "".join(said.get((target, each), "").partition(":")[1:])
+            by_target[target] = {
+                each: ", ".join(_spans(places, versions)) + "".join(listed.get((target, each), "").partition(":")[1:])
                 for each, places in by_place.items()
             }
-        return found
+        return by_target
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, in values that JSON has."""
+        """All results, in JSON values."""
         return {
             "name": self.patch.name,
             "distribution": self.patch.distribution,
@@ -255,7 +256,7 @@ class Survey:
 
 
 def _span(has: Sequence[tuple[Version, bool | None]], first: int, last: int) -> str:
-    """The range from one release to another, up to the next one if that is known to be without the shape."""
+    """The range from one release to another, up to the next release if that is known not to have the shape."""
     if last + 1 < len(has) and has[last + 1][1] is False:
         return f">={has[first][0]},<{has[last + 1][0]}"
     return f"=={has[first][0]}" if first == last else f">={has[first][0]},<={has[last][0]}"
@@ -277,7 +278,7 @@ def survey(
     cache: Path | None = None,
     on_each: Callable[[], None] = lambda: None,
 ) -> list[Survey]:
-    """Look at releases for all patches of one distribution; ``on_each`` is called after each release."""
+    """Judge releases for all patches of one distribution; ``on_each`` is called after each release."""
     looked = []
     for each in look(index, name, releases, registered, cache):
         looked.append(each)

@@ -1,8 +1,7 @@
-"""The exceptions in a training log of any size: of many ranks at once, coloured, behind the prefixes of launchers.
+"""The exceptions in a training log of any size: of many interleaved ranks, with colours and launchers' prefixes.
 
-One pass, in constant memory: of each stream the frames since its last traceback began, and no more of them than a
-traceback has; of all streams together no more than `_MOST_CHARACTERS`. No expression here takes more time than a line
-is long.
+One pass in constant memory: each stream keeps the frames since its last traceback began, up to a limit; all streams
+together keep at most `_MOST_CHARACTERS`. Every expression takes linear time.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from . import hangs, json_lines
 from .hangs import Frame
 from .json_lines import BEGIN
 
-_LONGEST_LINE = 1 << 16  # bytes; of a longer one the beginning counts
-_ENDLESS_LINE = 1 << 28  # bytes; no log has one, and a device would be read for ever
+_LONGEST_LINE = 1 << 16  # bytes; only the beginning of a longer line counts
+_ENDLESS_LINE = 1 << 28  # bytes; no log has such a line, and a device would be read forever
 _MOST_FRAMES = 256
 _MOST_STREAMS = 4096
-_MOST_CHARACTERS = 16 * 2**20  # of all frames that are kept: those of a thousand ranks that crash have half of it
-_OF_A_FRAME = 200  # what one takes in memory beside its characters
+_MOST_CHARACTERS = 16 * 2**20  # of all kept frames; a thousand crashing ranks need half of it
+_OF_A_FRAME = 200  # memory of a frame in addition to its characters
 _LONGEST_PATH = 500
 _LONGEST_NAME = 200
 _LONGEST_PREFIX = 500
@@ -42,32 +41,32 @@ _ELIDED = re.compile(
     r"[\s|]*\[?\.\.\. (?:skipping )?(?:hidden )?\d{1,9} (?:more |hidden |similar )*frames?\b", re.IGNORECASE
 )
 _NEEDLES = (b"E", b"Traceback", b"File ", *hangs.NEEDLES)
-_AFTER_FRAME = 2  # lines that a frame has below it: its source, and the marks under that
-_WITHIN = 2  # objects of JSON in a field of another
+_AFTER_FRAME = 2  # lines below a frame: its source, and the marks under it
+_WITHIN = 2  # depth of JSON objects in a field of another
 
 
 HEAD, FRAMES, TAIL = "its beginning is cut off", "frames are missing", "its end is cut off"
-"""What of a traceback may be missing."""
+"""The parts of a traceback that may be missing."""
 
 
 class LogError(Exception):
-    """What is read is no log; the message says why."""
+    """The input is not a log; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception, as a log shows it.
+    """An exception in a log.
 
     Attributes:
-        exception: its type, without the module.
-        message: the first line of its text.
-        frames: those of its own traceback, outermost first; empty where only the last line is there.
-        near: frames that the same stream has shown before, of tracebacks that may be interleaved with this one.
-        line: its number in the log.
+        exception: the type, without the module.
+        message: the first line of the text.
+        frames: the frames of its own traceback, outermost first; empty if the log has only the last line.
+        near: earlier frames of the same stream, of tracebacks that may be interleaved with this one.
+        line: the line number in the log.
         stream: the prefix of its lines: the rank, or the actor.
-        cut: what of its traceback is missing; empty where nothing is known to be. ``HEAD``: it was shown without its
-            first line; ``TAIL``: the log ends before the exception, so type and text are empty or cut off; ``FRAMES``.
-        rank: which rank has raised it, if the prefix tells: ``rank 3``.
+        cut: the missing part of the traceback; empty if none is known. ``HEAD``: the first line is missing; ``TAIL``:
+            the log ends before the exception, so type and text are empty or cut off; ``FRAMES``.
+        rank: the rank that raised it, if the prefix names one: ``rank 3``.
         file: the name of the log, if it has one.
     """
 
@@ -85,19 +84,19 @@ class Raised:
 @dataclass
 class _Stream:
     active: bool = False
-    begun: bool = False  # with the line that a traceback begins with
+    begun: bool = False  # with the first line of a traceback
     elided: bool = False
     since: int = 0  # lines since the last frame
-    last: int = 0  # the number of that line
+    last: int = 0  # the line number of the last frame
     own: deque[Frame] = field(default_factory=lambda: deque(maxlen=_MOST_FRAMES))
     near: deque[Frame] = field(default_factory=lambda: deque(maxlen=_MOST_FRAMES))
     size: int = 0
 
     def add(self, frame: Frame) -> int:
-        """Keep a frame; returns by how much the stream is larger."""
+        """Keep a frame; returns the growth of the stream."""
         gone = _size(self.near[0]) if len(self.near) == _MOST_FRAMES else 0
         self.own.append(frame)
-        self.near.append(frame)  # the last of which are its own
+        self.near.append(frame)  # the last of these are the stream's own
         self.size += _size(frame) - gone
         return _size(frame) - gone
 
@@ -107,20 +106,20 @@ def _size(frame: Frame) -> int:
 
 
 class _Streams:
-    """The streams of a log, by prefix. Where they are too many, or too large, those that came first are forgotten."""
+    """The streams of a log, by prefix. If they are too many or too large, the oldest are dropped."""
 
     def __init__(self) -> None:
-        self._found: OrderedDict[str, _Stream] = OrderedDict()
+        self._by_prefix: OrderedDict[str, _Stream] = OrderedDict()
         self._size = 0
         self.active = 0
 
     def of(self, prefix: str) -> _Stream:
         """The stream of a prefix."""
-        stream = self._found.get(prefix)
+        stream = self._by_prefix.get(prefix)
         if stream is None:
-            if len(self._found) >= _MOST_STREAMS:
+            if len(self._by_prefix) >= _MOST_STREAMS:
                 self._forget()
-            stream = self._found[prefix] = _Stream()
+            stream = self._by_prefix[prefix] = _Stream()
         return stream
 
     def add(self, stream: _Stream, frame: Frame) -> None:
@@ -130,31 +129,31 @@ class _Streams:
             self._forget()
 
     def unfinished(self) -> Iterator[tuple[str, _Stream]]:
-        """Those in which a traceback was the last thing that was said."""
-        for prefix, stream in self._found.items():
+        """The streams that end with a traceback."""
+        for prefix, stream in self._by_prefix.items():
             if stream.active and stream.own and stream.since <= _AFTER_FRAME:
                 yield prefix, stream
 
     def set_active(self, stream: _Stream, active: bool) -> None:
-        """Note whether a traceback has begun and not ended."""
+        """Record whether a traceback has begun and not ended."""
         self.active += active - stream.active
         stream.active = active
 
     def _forget(self) -> None:
-        _, stream = self._found.popitem(last=False)
+        _, stream = self._by_prefix.popitem(last=False)
         self._size -= stream.size
         self.active -= stream.active
 
 
 def read(log: BinaryIO) -> Iterator[Raised | hangs.Timeout | hangs.Stack]:
-    """Every exception in a log, and every sign that a run stands still, in its order.
+    """Every exception in a log, and every sign of a hang, in order.
 
     Raises:
-        LogError: it has a line without an end.
+        LogError: the log has an endless line.
     """
     streams, stacks = _Streams(), hangs.Stacks()
     for number, line in _lines(log):
-        # Most lines of a log end here.
+        # Skips most lines of a log.
         active = streams.active or stacks.active
         if not active and not any(needle in line for needle in _NEEDLES):
             continue
@@ -170,20 +169,20 @@ def read(log: BinaryIO) -> Iterator[Raised | hangs.Timeout | hangs.Stack]:
 
 
 def _texts(line: str, before: str = "", within: int = 0) -> Iterator[tuple[str, str]]:
-    """What a line says, with its prefix: the line itself, or the lines in the fields of an object."""
+    """The texts of a line, with its prefix: the line itself, or the lines in the fields of an object."""
     prefix, text = _split(_COLOUR.sub("", line).rstrip("\r\n"))
     prefix = f"{before} {prefix}".strip()[:_LONGEST_PREFIX]
-    found = json_lines.unfolded(text) if text.startswith("{") and within < _WITHIN else None
-    if found is None:
+    unfolded = json_lines.unfolded(text) if text.startswith("{") and within < _WITHIN else None
+    if unfolded is None:
         yield prefix, text[:_LONGEST_LINE]
         return
-    rank, lines = found
+    rank, lines = unfolded
     for each in lines:
         yield from _texts(each[:_LONGEST_LINE], f"{prefix} {rank}".strip(), within + 1)
 
 
 def _fed(streams: _Streams, prefix: str, text: str, number: int, whole: bool) -> Iterator[Raised]:
-    """What a line ends."""
+    """The exceptions that a line completes."""
     if not streams.active and BEGIN not in text and 'File "' not in text and not _may_be_loud(text):
         return
     stream = streams.of(prefix)
@@ -211,7 +210,7 @@ def _lines(log: BinaryIO) -> Iterator[tuple[int, bytes]]:
     number = 0
     while line := log.readline(_LONGEST_LINE):
         number += 1
-        if b"{" in line[:_LONGEST_PREFIX] and not line.endswith(b"\n"):  # an object that is cut off is none
+        if b"{" in line[:_LONGEST_PREFIX] and not line.endswith(b"\n"):  # a truncated object is not parsed
             line += log.readline(json_lines.LONGEST - len(line))
         yield number, line
         size = 0
@@ -222,25 +221,25 @@ def _lines(log: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """The prefixes of a line, and what follows them."""
+    """The prefixes of a line, and the rest."""
     end = 0
-    while found := _PREFIX.match(text, end):
-        end = found.end()
+    while match := _PREFIX.match(text, end):
+        end = match.end()
     return text[:end].strip(), text[end:]
 
 
 def _may_be_loud(text: str) -> bool:
-    found = _EXCEPTION.match(text)
-    return found is not None and _LOUD.search(found[1]) is not None
+    match = _EXCEPTION.match(text)
+    return match is not None and _LOUD.search(match[1]) is not None
 
 
 def _raised(text: str, stream: _Stream, number: int, prefix: str, whole: bool) -> Raised | None:
-    """The exception that a line ends a traceback with, or names by itself."""
-    found = _EXCEPTION.match(text)
-    if found is None or not (_LOUD.search(found[1]) or (stream.active and stream.own and not text.startswith(" "))):
+    """The exception in a line that ends a traceback or stands alone."""
+    match = _EXCEPTION.match(text)
+    if match is None or not (_LOUD.search(match[1]) or (stream.active and stream.own and not text.startswith(" "))):
         return None
-    name = found[1].rpartition(".")[2]
-    message = (found[2] or "")[:_LONGEST_MESSAGE]
+    name = match[1].rpartition(".")[2]
+    message = (match[2] or "")[:_LONGEST_MESSAGE]
     cut = FRAMES if stream.elided else HEAD if stream.own and not stream.begun else "" if whole else TAIL
     return _shown(stream, name, message, number, prefix, cut)
 
@@ -250,5 +249,5 @@ def _shown(stream: _Stream, name: str, message: str, number: int, prefix: str, c
 
 
 def _rank(prefix: str) -> str:
-    found = _RANK.search(prefix)
-    return f"rank {found[1]}" if found else ""
+    match = _RANK.search(prefix)
+    return f"rank {match[1]}" if match else ""

@@ -1,4 +1,4 @@
-"""A wheel, or another zip."""
+"""Read a wheel or another zip."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .members import LINK, Files, ReleaseError
 
 
 def read(path: str) -> Files:
-    """The files of a wheel or a zip that matter."""
+    """The relevant files of a wheel or a zip."""
     files = Files(path)
     with _Directory(path) as stream, zipfile.ZipFile(stream) as archive:
         stream.opening = False
@@ -21,35 +21,35 @@ def read(path: str) -> Files:
             if member.is_dir():
                 files.refuse_outside(member.orig_filename)
                 continue
-            # Not `filename`, which zipfile cuts at a NUL.
+            # Not `filename`: zipfile cuts it at a NUL.
             name = files.name(member.orig_filename)
             if files.takes(name, member.file_size):
                 if stat.S_ISLNK(member.external_attr >> 16):
                     files[name] = LINK
                     continue
                 with archive.open(member) as text:
-                    # Never more than was stated; zipfile compares the checksum at the end.
+                    # At most the stated size; zipfile compares the checksum at the end.
                     files[name] = text.read(member.file_size + 1)
     return files
 
 
 def _check_entry(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
-    # zipfile decompresses bzip2 and LZMA without a bound, whatever size is stated.
+    # zipfile decompresses bzip2 and LZMA without a limit, whatever the stated size.
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ReleaseError(
             f"{path}: {member.filename!r} has a compression that no release has ({member.compress_type})"
         )
-    # A flipped bit in a comment's length swallows the entries that follow.
+    # A flipped bit in a comment's length hides the following entries.
     if member.comment:
-        raise ReleaseError(f"{path} is damaged: {member.filename!r} has a comment; get it again")
+        raise ReleaseError(f"{path} is damaged: {member.filename!r} has a comment; download it again")
     try:
-        archive.open(member).close()  # compares the name in the directory with the one in front of the data
-    except (RuntimeError, NotImplementedError) as error:  # encrypted; a zip of the future
+        archive.open(member).close()  # compares the names in the directory and before the data
+    except (RuntimeError, NotImplementedError) as error:  # encrypted, or a future zip version
         raise ReleaseError(f"{path}: {member.filename!r} cannot be read: {error}") from error
 
 
 class _Directory(io.BufferedReader):
-    """What zipfile reads from. While it opens the archive, it reads no directory that no release has."""
+    """A reader for zipfile with a limit for the archive's directory."""
 
     def __init__(self, path: str) -> None:
         super().__init__(io.FileIO(path))
@@ -61,7 +61,7 @@ class _Directory(io.BufferedReader):
         if self.opening and size is not None and size > members.MAX_DIRECTORY:
             raise ReleaseError(f"{self._path} has a directory of {size / 2**20:.0f} MiB: too large for a release")
         data = super().read(size)
-        # Every entry begins with this, whatever number of entries is stated.
+        # Every entry begins with this, whatever the stated number of entries.
         if self.opening and data.count(b"PK\1\2") > members.MAX_MEMBERS:
             raise ReleaseError(f"{self._path} has more than {members.MAX_MEMBERS} members: too many for a release")
         return data

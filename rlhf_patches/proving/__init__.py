@@ -1,8 +1,9 @@
-"""Proofs: a framework's own function as released, then with a patch, held against a yardstick.
+"""Proofs: run a framework's own function as released, then with a patch, and compare both with a reference.
 
-proof            Proof, Case, Row: what a proof says
-states           for its worker: what is observed as released, patched, and reverted
-found            which patch has a proof, and where
+proof            Proof, Case, Row: the definition and the results of a proof
+states           for workers: observe a patch's states: as released, patched, and reverted
+lookup           the proof of each patch
 children         a proof's ranks, in processes with limits
-rank             what such a process runs
+keeper           ends the ranks if the command is killed
+rank             the main program of a rank
 """

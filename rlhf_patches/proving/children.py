@@ -1,7 +1,7 @@
-"""A proof's ranks: processes of this interpreter, with limits, that leave nothing behind.
+"""A proof's ranks: processes of this interpreter, with limits, that leave no files or processes behind.
 
-They get those variables alone that say where things are, no network of Hugging Face and, unless one is asked for, no
-GPU, and write their caches into a temporary folder. What ends the command, however it does, ends them (keeper.py).
+They get only environment variables with locations, no network access to Hugging Face and, unless requested, no GPU, and
+write their caches into a temporary folder. They end with the command, however it ends (keeper.py).
 """
 
 from __future__ import annotations
@@ -20,62 +20,62 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from .lookup import Found
+from .lookup import LocatedProof
 from .proof import Reports
 
 RANK = Path(__file__).with_name("rank.py")
 KEEPER = Path(__file__).with_name("keeper.py")
 SECONDS = 300
-"""By the clock: a proof takes a few, and most of them to load the framework from a slow disk."""
+"""Wall-clock limit: a proof takes a few seconds, mostly to load the framework from a slow disk."""
 MEMORY = 6 * 2**30
-"""Resident bytes of a rank, with what it has started: a framework takes one or two GiB."""
+"""Limit of resident bytes of a rank and its children: a framework takes one or two GiB."""
 _KEPT = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
     *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "VIRTUAL_ENV", "CONDA_PREFIX"),
     *("CC", "CXX", "CUDA_HOME", "CUDA_PATH", "CUDA_DEVICE_ORDER", "ROCM_HOME", "ROCM_PATH", "MAX_JOBS"),
 )
-"""Where things are. Any other variable may change what a framework computes: those of launchers, accelerate, torch."""
+"""Variables with locations. Others, of launchers, accelerate or torch, may change what a framework computes."""
 _PREFIX = "rlhf-patches-prove-"
 _RUNNING = "running"
-"""In a folder, a file that its command holds a lock on."""
+"""The file in a folder on which its command holds a lock."""
 
 
 class NotTried(Exception):
-    """A proof could not be run to its end; the message says why."""
+    """A proof did not finish; the message has the reason."""
 
 
-def run(found: Found, *, seconds: float = SECONDS, memory: int = MEMORY, gpu: bool = False) -> Reports:
+def run(located: LocatedProof, *, seconds: float = SECONDS, memory: int = MEMORY, gpu: bool = False) -> Reports:
     """Run a proof; returns each rank's report.
 
     Args:
-        found: the proof and its worker.
-        seconds: by the clock, after which all ranks are killed.
-        memory: resident bytes of a rank above which they are.
-        gpu: whether the ranks see a GPU, all the same one, instead of none.
+        located: the proof and its worker.
+        seconds: wall-clock limit after which all ranks are killed.
+        memory: limit of a rank's resident bytes above which all ranks are killed.
+        gpu: whether the ranks see one shared GPU instead of none.
 
     Raises:
-        NotTried: a rank has failed, or went beyond a limit.
+        NotTried: a rank failed or exceeded a limit.
     """
     for _ in range(2):
         try:
-            return _run(found, seconds, memory, gpu)
+            return _run(located, seconds, memory, gpu)
         except NotTried as error:
             if "EADDRINUSE" not in str(error):
                 raise
-    return _run(found, seconds, memory, gpu)  # another process had taken the port in between, twice
+    return _run(located, seconds, memory, gpu)  # twice another process took the port first
 
 
-def _run(found: Found, seconds: float, memory: int, gpu: bool) -> Reports:
-    proof = found.proof
+def _run(located: LocatedProof, seconds: float, memory: int, gpu: bool) -> Reports:
+    proof = located.proof
     with _folder() as folder, _keeper(folder) as keep:
         name = str(folder)
-        command = [sys.executable, str(RANK), found.worker, "--out", name, *proof.arguments]
+        command = [sys.executable, str(RANK), located.worker, "--out", name, *proof.arguments]
         environment = {**_environment(folder, gpu), **dict(proof.settings), "WORLD_SIZE": str(proof.ranks)}
         ranks: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(proof.ranks):
                 with open(folder / f"rank{rank}.log", "wb") as log:
-                    # A session each: what a rank has started ends with it.
+                    # A session each, so that a rank's children end with it.
                     ranks.append(
                         subprocess.Popen(
                             command,
@@ -97,22 +97,22 @@ def _run(found: Found, seconds: float, memory: int, gpu: bool) -> Reports:
         try:
             return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(proof.ranks)]
         except (OSError, ValueError) as error:
-            raise NotTried(f"{found.worker} has left no report: {error}") from error
+            raise NotTried(f"{located.worker} wrote no report: {error}") from error
 
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """One that is removed; and those that were not, whose command was killed together with its keeper, as a job is."""
+    """A temporary folder. Also removes folders of commands that were killed together with their keeper, as jobs are."""
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), open(left / _RUNNING, "rb") as running:
             if os.fstat(running.fileno()).st_uid == os.geteuid():
-                fcntl.flock(running, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises where somebody holds it
+                fcntl.flock(running, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if another process holds it
                 shutil.rmtree(left, ignore_errors=True)
     with (
         tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name,
         open(Path(name, f"{_RUNNING}.new"), "wb") as running,
     ):
-        with contextlib.suppress(OSError):  # without a lock it has no such file, and is left alone
+        with contextlib.suppress(OSError):  # a folder without the lock file is not removed
             fcntl.flock(running, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.rename(running.name, Path(name, _RUNNING))
         yield Path(name)
@@ -120,9 +120,9 @@ def _folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _keeper(folder: Path) -> Iterator[Callable[[int], None]]:
-    """A process that ends the ranks, and removes the folder, where this one does not come to it; gives what it is told.
+    """A process that ends the ranks and removes the folder if this process is killed; yields a function to add a rank.
 
-    Not a handler of signals: SIGKILL has none, and others are the program's.
+    It is not a signal handler: SIGKILL has none, and the other signals belong to the program.
     """
     command = [sys.executable, "-S", str(KEEPER), str(folder)]
     process = subprocess.Popen(
@@ -135,25 +135,25 @@ def _keeper(folder: Path) -> Iterator[Callable[[int], None]]:
         start_new_session=True,
     )
 
-    def tell(rank: int | str) -> None:
-        with contextlib.suppress(OSError):  # somebody has ended it
+    def send(rank: int | str) -> None:
+        with contextlib.suppress(OSError):  # the keeper was ended
             assert process.stdin is not None
             process.stdin.write(f"{rank}\n".encode())
             process.stdin.flush()
 
     try:
-        yield tell
+        yield send
     finally:
-        tell("done")
+        send("done")
         with contextlib.suppress(OSError):
             process.communicate()
 
 
 def gpu_name() -> str:
-    """Of the GPU that ranks would get, as torch has it, which is asked in a process of its own.
+    """The name of the ranks' GPU, from torch in a child process.
 
     Raises:
-        NotTried: torch sees none; the message says what it says.
+        NotTried: torch sees no GPU; the message has torch's error.
     """
     command = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name(0))"]
     done = subprocess.run(command, env={**_kept(), **_seen(True)}, capture_output=True, text=True, check=False)
@@ -163,7 +163,7 @@ def gpu_name() -> str:
 
 
 def _seen(gpu: bool) -> dict[str, str]:
-    """Which GPU processes see: the first of those that this one does, or none."""
+    """The variables for the ranks' GPU: the first one visible to this process, or none."""
     names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
     if not gpu:
         return dict.fromkeys(names, "")
@@ -171,9 +171,9 @@ def _seen(gpu: bool) -> dict[str, str]:
 
 
 def _kept() -> dict[str, str]:
-    """Of this process's variables."""
+    """The variables of this process that ranks inherit."""
     kept = {name: value for name, value in os.environ.items() if name in _KEPT or name.startswith("LC_")}
-    if kept.get("PYTHONPATH"):  # relative to the user's folder
+    if kept.get("PYTHONPATH"):  # entries are relative to the user's folder
         kept["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, kept["PYTHONPATH"].split(os.pathsep)))
     return kept
 
@@ -184,11 +184,11 @@ def _environment(folder: Path, gpu: bool) -> dict[str, str]:
         **_kept(),
         **{name: str(folder / name.lower()) for name in (*caches, "XDG_CACHE_HOME", "VLLM_CACHE_ROOT")},
         "TMPDIR": str(folder),
-        "RLHF_PATCHES_AUTOLOAD": "0",  # unset, a site hook may take it for 1
+        "RLHF_PATCHES_AUTOLOAD": "0",  # if unset, a site hook may use 1
         "PYTHONDONTWRITEBYTECODE": "1",
         **_seen(gpu),
         "DS_ACCELERATOR": "cpu",
-        "NVIDIA_TF32_OVERRIDE": "0",  # accelerate allows TF32 for what torch compiles, whatever TrainingArguments say
+        "NVIDIA_TF32_OVERRIDE": "0",  # accelerate allows TF32 for compiled code, whatever TrainingArguments set
         "HF_HUB_OFFLINE": "1",
         "WANDB_MODE": "disabled",
         "TOKENIZERS_PARALLELISM": "false",
@@ -199,7 +199,7 @@ def _environment(folder: Path, gpu: bool) -> dict[str, str]:
 
 
 def _free_port() -> int:
-    """One that was free a moment ago."""
+    """A port that was free a moment ago."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
@@ -215,19 +215,19 @@ def _wait(ranks: list[subprocess.Popen[bytes]], folder: Path, until: float, seco
         if None not in ended:
             return
         if time.monotonic() > until:
-            raise NotTried(f"it was not done after {seconds:g} seconds, the limit (--seconds)")
+            raise NotTried(f"it exceeded the limit of {seconds:g} seconds (--seconds)")
         if max(_resident({process.pid for process in ranks}).values()) > memory:
-            raise NotTried(f"a rank took more than {memory / 2**30:g} GiB, the limit (--memory)")
+            raise NotTried(f"a rank exceeded the limit of {memory / 2**30:g} GiB (--memory)")
         time.sleep(pause)
         pause = min(pause * 1.5, 0.2)
 
 
 def _how(status: int) -> str:
-    return f"ended with status {status}" if status > 0 else f"died by {signal.Signals(-status).name}"
+    return f"ended with status {status}" if status > 0 else f"was killed by {signal.Signals(-status).name}"
 
 
 def _last(log: Path) -> str:
-    """The end of what a rank has written: its error, where that is Python's."""
+    """The last line of a rank's output: the error, if Python raised one."""
     lines = [line.rstrip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else "it wrote nothing"
 

@@ -1,7 +1,7 @@
-"""Outlives a command that does not come to its end: ``keeper.py FOLDER``, which needs the standard library alone.
+"""Clean up after a killed command: ``keeper.py FOLDER``, which needs the standard library alone.
 
-From its input it reads the sessions of the ranks, one a line, then ``done``. Where that input ends before, the command
-is gone, be it by SIGKILL: it kills these sessions, with what the ranks have started, and removes the folder.
+It reads the ranks' sessions from its input, one per line, then ``done``. If the input ends earlier, the command was
+killed, for example by SIGKILL: it then kills these sessions, including the ranks' children, and removes the folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(rank, signal.SIGKILL)
     until = time.monotonic() + 10
-    while os.path.exists(sys.argv[1]) and time.monotonic() < until:  # what is killed may still be writing
+    while os.path.exists(sys.argv[1]) and time.monotonic() < until:  # killed processes may still be writing
         shutil.rmtree(sys.argv[1], ignore_errors=True)
         time.sleep(0.05)
 

@@ -1,4 +1,4 @@
-"""Which patch has a proof, and where: beside it, by its name."""
+"""Find the proof of a patch, which is in the patch's package under the patch's name."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ..definitions.listed import PATCH
 from .proof import Proof
 
 
-class Found(NamedTuple):
-    """A patch's proof, and the module of its worker."""
+class LocatedProof(NamedTuple):
+    """A patch's proof and the module of its worker."""
 
     proof: Proof
     worker: str
 
 
-def proof_of(patch: KnownBug) -> Found | None:
-    """The proof of a registered patch, None where it has none. Imports no framework.
+def proof_of(patch: KnownBug) -> LocatedProof | None:
+    """The proof of a registered patch; None if it has none. Imports no framework.
 
     Raises:
-        DefinitionError: what is there is no proof of that patch.
+        DefinitionError: the module has no proof of that patch.
     """
     for module in registry.modules_of(patch):
         package, _, bug = module.__name__.rpartition(".")
@@ -35,53 +35,53 @@ def proof_of(patch: KnownBug) -> Found | None:
         proof = getattr(importlib.import_module(where), "PROOF", None)
         if not isinstance(proof, Proof) or patch.name not in {case.patch for case in proof.cases}:
             raise DefinitionError(f"{where}.PROOF is {proof!r}: expected a Proof with a case of {patch.name}")
-        return Found(proof, worker_of(where, proof))
+        return LocatedProof(proof, worker_of(where, proof))
     return None
 
 
 def worker_of(module: str, proof: Proof) -> str:
-    """The module of the worker of the proof that is in ``module``."""
+    """The worker's module for the proof in ``module``."""
     package, _, bug = module.rpartition(".")
     return f"{package}.{proof.worker or f'{bug}_ranks'}"
 
 
 def why_none(patch: KnownBug) -> str:
-    """Why a patch has no proof: ``NO_PROOF`` of its module, or of the package around it; empty where nobody says."""
+    """Why a patch has no proof: ``NO_PROOF`` of its module or package; empty if neither is set."""
     for module in registry.modules_of(patch):
         package = importlib.import_module(module.__name__.rpartition(".")[0] or module.__name__)
         for where in (module, package):
-            said = getattr(where, "NO_PROOF", None)
-            if isinstance(said, str) and said:
-                return said
+            reason = getattr(where, "NO_PROOF", None)
+            if isinstance(reason, str) and reason:
+                return reason
     return ""
 
 
 def how_to_prove(patch: KnownBug) -> str:
-    """A paragraph of a patch's page: how to try it, or why it cannot be tried. Empty for what changes nothing."""
+    """A paragraph of a patch's page: how to prove it, or why that is not possible. Empty for an advice or a watch."""
     if patch.kind != PATCH:
         return ""
-    found = proof_of(patch)
-    if found is None:
+    located = proof_of(patch)
+    if located is None:
         why = why_none(patch)
-        return f"`rlhf-patches prove` cannot try it{f': {why}' if why else ''}."
-    proof = found.proof
+        return f"`rlhf-patches prove` has no proof of it{f': {why}' if why else ''}."
+    proof = located.proof
     cases = "; ".join(case.words or case.title for case in proof.cases if case.patch == patch.name)
     ranks = f" on {proof.ranks} ranks" if proof.ranks > 1 else ""
     needs = f" It needs {' and '.join(f'`{name}`' for name in proof.needs)} as well." if proof.needs else ""
     return (
-        f"`rlhf-patches prove {patch.name}` runs the installed release, as it is and with the patch, for about "
-        f"{proof.seconds} s{ranks}, and holds both against a yardstick: {cases}.{needs}"
-        f"{' With `--gpu` it does so on a GPU.' if proof.gpu else ''}"
+        f"`rlhf-patches prove {patch.name}` runs the installed release without and with the patch, for about "
+        f"{proof.seconds} s{ranks}, and compares both with a reference: {cases}.{needs}"
+        f"{' With `--gpu` it runs on a GPU.' if proof.gpu else ''}"
     )
 
 
 def missing(needs: Iterable[str]) -> list[str]:
-    """Those of the modules that are not installed."""
+    """The modules that are not installed."""
     return [module for module in needs if not _is_there(module)]
 
 
 def _is_there(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent is no package
+    except ModuleNotFoundError:  # its parent is not a package
         return False

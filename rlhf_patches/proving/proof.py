@@ -1,7 +1,7 @@
-"""What a proof is: cases, a worker that runs them on each rank, and what the ranks' reports say of each.
+"""The definition of a proof: cases, a worker that runs them on each rank, and rows from the ranks' reports.
 
 A patch of the module ``PACKAGE.BUG`` has its proof in ``PACKAGE.proofs.BUG``, as ``PROOF``, and the proof's worker in
-``PACKAGE.proofs.BUG_ranks``, whose function ``main`` runs on each rank. The worker imports the framework; the other
+``PACKAGE.proofs.BUG_ranks``, whose function ``main`` runs on each rank. The worker imports the framework; the proof's
 module must not.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Reports = list[dict[str, Any]]
-"""Each rank's report, as `states.report` writes it."""
+"""Each rank's report, written by `states.report`."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Case:
     """One line of a table.
 
     Attributes:
-        framework: as PyPI calls it.
+        framework: the name on PyPI.
         patch: the patch's name.
-        title: at most 33 characters.
-        words: a longer one, if there is more to say.
+        title: the title, at most 33 characters.
+        words: an optional longer title.
     """
 
     framework: str
@@ -34,15 +34,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """What happened without the patch and with it, and what that was held against.
+    """The results without the patch and with it, and the reference.
 
     Attributes:
-        case: which.
-        release: of the framework.
-        without: at most 26 characters, as ``after`` 20 and ``verdict`` 13: what it was held against.
-        repaired: the bug has shown without the patch, and nothing of it with the patch.
-        words: ``without``, ``after`` and ``verdict`` in more words, where there are more to say.
-        unaffected: the bug does not show in this case on this release: right without the patch, and with it.
+        case: the case.
+        release: the framework's release.
+        without: the result without the patch, at most 26 characters; ``after``: with it, at most 20; ``verdict``: the
+            reference, at most 13.
+        repaired: whether the bug occurs without the patch, and does not occur with it.
+        words: optional longer texts for ``without``, ``after`` and ``verdict``.
+        unaffected: whether this case on this release is right both without the patch and with it.
     """
 
     case: Case
@@ -62,14 +63,14 @@ class Row:
 def off_by(
     case: Case, release: str, before: float, after: float, *, bug: float, tolerance: float, against: str = "float64"
 ) -> Row:
-    """A row of two errors, without the patch and with it: the bug is above one bound, what is right below another.
+    """A row of two errors, without the patch and with it: a bug's error is above one bound, a right one below another.
 
     Args:
-        case, release: of the row.
+        case, release: as in the row.
         before, after: the errors.
-        bug: what the bug makes at least.
-        tolerance: what is left to rounding, whose reason stands where it is given.
-        against: what they were held against, the row's verdict.
+        bug: the least error of the bug.
+        tolerance: the bound for rounding; the caller documents its reason.
+        against: the reference, the row's verdict.
     """
     without, patched = (f"off by {error:.2g}" for error in (before, after))
     repaired, unaffected = before > bug > tolerance > after, max(before, after) < tolerance
@@ -78,18 +79,18 @@ def off_by(
 
 @dataclass(frozen=True)
 class Proof:
-    """What is run, and what its ranks' reports say.
+    """A proof: its worker's settings, and the evaluation of the ranks' reports.
 
     Attributes:
         cases: the lines, in order.
         rows: from the ranks' reports, one row for each case.
-        ranks: how many processes, which find each other by gloo where there are several.
-        seconds: what it takes where the framework is on a local disk, about.
-        arguments: of the worker.
-        needs: top-level modules of which it needs one or more besides the patched one.
+        ranks: the number of processes; several communicate by gloo.
+        seconds: the approximate duration with the framework on a local disk.
+        arguments: the arguments of the worker.
+        needs: top-level modules that the proof needs in addition to the patched one.
         settings: environment variables of each rank.
-        worker: the module with the worker, beside this one, where it is another proof's too: ``OTHER_ranks``.
-        gpu: whether the worker computes on a GPU where torch sees one. Ranks share it, by gloo.
+        worker: the worker's module in the same package, if another proof shares it: ``OTHER_ranks``.
+        gpu: whether the worker computes on a GPU if torch sees one. Ranks share it, by gloo.
     """
 
     cases: tuple[Case, ...]

@@ -1,6 +1,6 @@
-"""What one process of a proof runs: ``rank.py WORKER ARGUMENTS``, the function ``main`` of the module WORKER.
+"""The main program of a proof's rank: ``rank.py WORKER ARGUMENTS`` runs the function ``main`` of the module WORKER.
 
-It is started as a file: ``-m`` would put the user's folder first on sys.path, whatever that has.
+It is started as a file: ``-m`` would put the user's folder, with unknown contents, first on sys.path.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     sys.path.pop(0)  # this folder
-    if sys.platform == "linux":  # whatever becomes of the command, this does not outlive it
+    if sys.platform == "linux":  # this process must not outlive the command
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     sys.argv.pop(0)
@@ -32,7 +32,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    # After a failure gloo may be within a collective, whose threads abort a process that shuts down.
+    # After a failure gloo may be within a collective, whose threads abort a process at shutdown.
     os._exit(status)
 
 

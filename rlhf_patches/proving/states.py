@@ -1,4 +1,4 @@
-"""What a worker observes in three states of one patch: as released, patched, and reverted."""
+"""Observe three states of one patch in a worker: as released, patched, and reverted."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _ON = (Status.APPLIED, Status.OBSERVED, Status.PENDING)
 
 
 def parser() -> argparse.ArgumentParser:
-    """With ``--out``, the folder for the ranks' reports."""
+    """A parser with ``--out``, the folder for the ranks' reports."""
     made = argparse.ArgumentParser()
     made.add_argument("--out", type=Path, required=True)
     return made
 
 
 def folder() -> str:
-    """One for what a worker saves, which is removed when its process ends."""
+    """A temporary folder for a worker's files, removed when the process ends."""
     made = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made
 
 
 def as_released(only: str | None = None) -> None:
-    """Make sure that nothing is applied, and nothing waits for an import.
+    """Check that no patch is applied or pending.
 
     Args:
         only: a patch; None means all.
 
     Raises:
-        RuntimeError: something is: what was seen, or will be, is not the release.
+        RuntimeError: a patch is applied or pending, so the observed code is not the release.
     """
     on = [row.name for row in api.report() if row.status in _ON and only in (None, row.name)]
     if on:
@@ -49,37 +49,37 @@ def as_released(only: str | None = None) -> None:
 
 
 def report(patch: str, observe: Callable[[], Any], out: Path, *, reverted: bool = True) -> None:
-    """Write this rank's report: ``version``, ``status``, and what was observed ``before``, ``after`` and ``reverted``.
+    """Write this rank's report: ``version``, ``status``, and the observations ``before``, ``after`` and ``reverted``.
 
-    And ``reached``: how often the patched functions were entered, and whether the bug's condition held there.
+    Also ``reached``: how often the patched functions were entered, and whether the bug's condition held.
 
     Args:
         patch: the patch's name.
-        observe: called once in each state; what it returns becomes JSON.
+        observe: called once in each state; its result is written as JSON.
         out: the folder.
-        reverted: whether to observe that state as well: not where it costs much and another worker does.
+        reverted: whether to observe that state, too; False if it is expensive and another worker observes it.
     """
-    found: dict[str, Any] = {"before": observe()}
+    states: dict[str, Any] = {"before": observe()}
     as_released(patch)
     row = api.apply(only=patch)[patch]
-    found.update(version=row.version, status=row.status.value)
-    found["after"] = observe()
+    states.update(version=row.version, status=row.status.value)
+    states["after"] = observe()
     reached = api.report()[patch].reached
-    found["reached"] = reached and reached.to_dict()
+    states["reached"] = reached and reached.to_dict()
     api.revert()
     if reverted:
-        found["reverted"] = observe()
-    (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))
+        states["reverted"] = observe()
+    (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(states, indent=1))
 
 
 @contextlib.contextmanager
 def heard() -> Iterator[list[str]]:
-    """What is logged meanwhile, from warnings on."""
-    said: list[str] = []
+    """The messages that are logged within the context, from warnings on."""
+    messages: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("rlhf_patches").addHandler(handler)
     try:
-        yield said
+        yield messages
     finally:
         logging.getLogger("rlhf_patches").removeHandler(handler)

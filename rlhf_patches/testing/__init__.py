@@ -1,4 +1,4 @@
-"""For the tests of a patch, under pytest: the contract that every patch keeps, and one patch applied for a while.
+"""Tests of a patch, under pytest: the contract of every patch, and temporary application of one patch.
 
     from rlhf_patches.testing import PatchContract
     from my_plugin import PATCH
@@ -6,16 +6,17 @@
     class TestContract(PatchContract):
         patch = PATCH
 
-Where rlhf-patches is installed, pytest has the fixture ``apply_patch``: ``apply_patch(PATCH)``, or its name, applies it
-until the test ends. Without pytest there is `applied`. `untouched` holds a call to leaving what a user has as it was.
+With rlhf-patches installed, pytest has the fixture ``apply_patch``: ``apply_patch(PATCH)``, or its name, applies the
+patch until the test ends. Without pytest use `applied`. `untouched` checks that a call does not change a user's
+objects.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .side_effects import untouched
 from .in_process import applied
+from .side_effects import untouched
 
 if TYPE_CHECKING:
     from .contract import PatchContract
@@ -26,6 +27,6 @@ __all__ = ["PatchContract", "applied", "untouched"]
 def __getattr__(name: str) -> object:
     if name != "PatchContract":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .contract import PatchContract  # which needs pytest
+    from .contract import PatchContract  # needs pytest
 
     return PatchContract

@@ -1,6 +1,6 @@
-"""A release of what a patch is for, as text: copies of it, edited or under another version, and what is said of them.
+"""Judge copies of a framework's release, edited or with another version, as text.
 
-Nothing of a release is imported. It is the one that is installed, a wheel, an sdist, a directory, or ``NAME==VERSION``.
+The release is the installed one, a wheel, an sdist, a directory, or ``NAME==VERSION``. It is not imported.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from ..offline import archive, download, evaluate, members
 
 INSTALLED = "installed"
 UNKNOWN = "unknown"
-"""A version that is none: metadata that state it tell nothing."""
+"""An invalid version, for metadata without a version."""
 
 
 class NoCase(Exception):
-    """There is no release to look at; the message says what to install."""
+    """No release is available; the message has what to install."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A variant of a patch, and a release whose code it is for.
+    """A variant of a patch, and a release for it.
 
     Attributes:
         patch: the patch, or the advice.
-        variant: that of the release; of one without the bug, one whose modules it has.
-        version: the release's, or UNKNOWN.
-        read: gives the text of a module.
-        affected: whether the release has the bug, as its version says, or else its code.
+        variant: the variant for the release; without the bug, a variant whose modules the release has.
+        version: the release's version, or UNKNOWN.
+        read: returns the text of a module.
+        affected: whether the release has the bug, by its version or else by its code.
     """
 
     patch: KnownBug
@@ -61,20 +61,20 @@ class Case:
         texts: Mapping[str, str] | None = None,
         beside: tuple[str, str] | None = None,
     ) -> dict[str, PatchReport]:
-        """What ``rlhf-patches check`` says of a copy of the variant's modules, by the version that its metadata state.
+        """The rows of ``rlhf-patches check`` for a copy of the variant's modules, by the version in its metadata.
 
         Args:
-            folder: for the copy; a copy that is there is written over.
-            versions: one after the other; UNKNOWN is one too.
-            texts: by module, what to write in place of the release's own text.
-            beside: another distribution that is there too, and its version.
+            folder: for the copy; an existing copy is overwritten.
+            versions: the versions, which may include UNKNOWN.
+            texts: by module, the text to write in place of the release's.
+            beside: another distribution in the folder, and its version.
         """
         for module in self.variant.modules:
             path = folder.joinpath(*module.split(".")).with_suffix(".py")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text((texts or {}).get(module) or self.read(module), encoding="utf-8")
         rows = {}
-        with memory.parsed_once(kept=20):  # the text is the same under each
+        with memory.parsed_once(kept=20):  # the text is the same for each
             for version in versions:
                 written = [write_metadata(folder, self.patch.distribution, version)]
                 written += [write_metadata(folder, *beside)] if beside else []
@@ -84,10 +84,10 @@ class Case:
         return rows
 
     def edits(self) -> Iterator[tuple[str, str, str]]:
-        """For each function that the patch changes: its name, the module, and a text in which it is another one.
+        """For each function that the patch changes: its name, the module, and a text in which the function differs.
 
-        Of a rewrite the edit is where its pattern is, of a function guarded by its signature a parameter more, and of
-        every other one a statement more.
+        The edit for a rewrite is at its pattern. A function guarded by its signature gets one more parameter, every
+        other function one more statement.
         """
         seen = set()
         texts = {module: Source(module, f"{module}.py", self.read(module)) for module in self.variant.modules}
@@ -124,9 +124,9 @@ def _without_statement(text: str, node: ast.stmt) -> str:
 
 
 def _with_a_statement(text: str, node: FunctionNode) -> str:
-    # After the docstring, which no guard looks at.
+    # After the docstring, which no guard checks.
     first = node.body[ast.get_docstring(node) is not None :][0]
-    lines = text.split("\n")  # as Python counts them: splitlines() would end one at a form feed
+    lines = text.split("\n")  # like Python: splitlines() also breaks at form feeds
     number = min([first.lineno, *(each.lineno for each in getattr(first, "decorator_list", []))]) - 1
     before = lines[number].encode()[: first.col_offset].decode()
     if before.strip():  # def f(x): return x
@@ -143,7 +143,7 @@ def _with_a_parameter(text: str, node: FunctionNode) -> str:
 
 
 def write_metadata(folder: Path, distribution: str, version: str) -> Path:
-    """Let a folder on sys.path claim to hold a distribution; returns where it says so."""
+    """Write metadata of a distribution into a folder on sys.path; returns the metadata's folder."""
     metadata = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
     metadata.mkdir()
     text = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
@@ -152,21 +152,21 @@ def write_metadata(folder: Path, distribution: str, version: str) -> Path:
 
 
 def row_of(folder: Path, patch: KnownBug) -> PatchReport:
-    """What ``rlhf-patches check FOLDER`` says of a patch, registered or not."""
+    """The row of ``rlhf-patches check FOLDER`` for a patch, registered or not."""
     return evaluate.check(archive.open_release(str(folder)), [Registered(patch, "a test")], by_name=True)[patch.name]
 
 
 def case_of(patch: KnownBug, release: str = INSTALLED) -> Case:
-    """The case that a release is for a patch.
+    """The case of a patch and a release.
 
     Args:
         patch: the patch, or the advice.
-        release: INSTALLED, or what ``rlhf-patches check`` takes.
+        release: INSTALLED, or an argument of ``rlhf-patches check``.
 
     Raises:
         NoCase: the framework is not installed, or the release has none of the patch's modules.
-        AssertionError: the patch cannot be for it, though the version says so.
-        members.ReleaseError, download.DownloadError: it cannot be had, or not be read.
+        AssertionError: the patch cannot apply to the release, although the version is in its range.
+        members.ReleaseError, download.DownloadError: the release cannot be fetched or read.
     """
     look: Callable[[Variant], Found] = choices.look
     read = locating.read_module
@@ -174,14 +174,14 @@ def case_of(patch: KnownBug, release: str = INSTALLED) -> Case:
         opened = archive.open_release(download.path_of(release))
         if not evaluate.is_patched(opened, [Registered(patch, "a test")]):
             packages = ", ".join(dict.fromkeys(module.partition(".")[0] for module in patch.modules))
-            raise members.ReleaseError(f"{opened.label} has no {packages}, so it tells nothing of {patch}")
+            raise members.ReleaseError(f"{opened.label} has no {packages}, so it cannot test {patch}")
         look, read = functools.partial(evaluate.look, opened), opened.source
     choice = choices.choose([look(variant) for variant in patch.variants])
     if isinstance(choice, Decision):
         if choice.status is not Status.ABSENT:
             raise AssertionError(f"{patch} is {choice.status} in {release}: {choice.reason}")
         where = f"pip install '{patch.distribution}{patch.variants[-1].guard.versions}'" if release == INSTALLED else ""
-        raise NoCase(f"{choice.reason}{where and f'; {where} has this test run'}")
+        raise NoCase(f"{choice.reason}{where and f'; {where} enables this test'}")
     variants: list[Variant] = [variant for variant in choice.variants if isinstance(variant, Variant)]
     version = choice.finding.version or UNKNOWN
     affected = choice.finding.verdict is Verdict.AFFECTED

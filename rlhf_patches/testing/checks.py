@@ -1,6 +1,6 @@
-"""What holds for every patch, each as a function that raises AssertionError where it does not.
+"""The requirements of every patch; each function raises AssertionError if its requirement is not met.
 
-pytest shows none of their frames: the message says all.
+pytest shows none of their frames: the message suffices.
 """
 
 from __future__ import annotations
@@ -22,54 +22,54 @@ _UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX)\b")
 
 
 def fields_are_complete(patch: KnownBug) -> None:
-    """Every text that users read is written."""
+    """Every text for users is written."""
     __tracebackhide__ = True
     texts = {name: getattr(patch, name) for name in patch._texts()}
     texts |= {f"references[{number}]": text for number, text in enumerate(patch.references)}
     texts |= {"changes_numbers": patch.changes_numbers} if patch.changes_numbers else {}
     unfinished = [name for name, text in texts.items() if not text.strip() or _UNFINISHED.search(text)]
-    _require(not unfinished, f"{patch}: not written yet: {', '.join(unfinished)}; users read it, so write it")
+    _require(not unfinished, f"{patch}: not written yet: {', '.join(unfinished)}; users read these texts")
 
 
 def waits_have_bounds(patch: KnownBug) -> None:
-    """Its code takes no lock, and waits for nothing, without a bound: whatever happens in training, it goes on."""
+    """Its code has no unbounded lock or wait, so that training always continues."""
     __tracebackhide__ = True
     findings = conduct.waits(patch)
-    what_to_do = "give it a timeout, or say why it ends in a comment on the line: # waits: ..."
+    what_to_do = "add a timeout, or state why the wait ends in a comment on the line: # waits: ..."
     _require(not findings, "\n".join([f"{patch}: {what_to_do}", *map(str, findings)]))
 
 
 def side_effects(patch: KnownBug) -> None:
-    """Its code writes to nothing that it is given, and calls nothing that may."""
+    """Its code does not write to its arguments, and calls no function that may."""
     __tracebackhide__ = True
     findings = conduct.writes(patch)
-    what_to_do = "do without, or, if that is the repair, say so in a comment on the line: # writes: ..."
+    what_to_do = "remove it, or, if it is the repair, state that in a comment on the line: # writes: ..."
     _require(not findings, "\n".join([f"{patch}: {what_to_do}", *map(str, findings)]))
 
 
 def it_knows(patch: KnownBug) -> None:
-    """Its code decides by no name, signature, stack or graph of autograd's that it cannot say to be knowledge."""
+    """Its code decides by no name, signature, stack or autograd graph without a comment that justifies it."""
     __tracebackhide__ = True
     findings = conduct.unknown(patch)
-    what_to_do = "ask the object itself, or say in a comment on the line why this tells: # known: ..."
+    what_to_do = "inspect the object itself, or justify the decision in a comment on the line: # known: ..."
     _require(not findings, "\n".join([f"{patch}: {what_to_do}", *map(str, findings)]))
 
 
 def is_held(patches: Collection[KnownBug], by: rules.Held, tests: Mapping[str, Collection[str]]) -> None:
-    """Each rule, and each sentence that says that something is as it was, has a test that is there, or a reason.
+    """Each rule, and each sentence that promises no change, has an existing test or a reason.
 
     Args:
-        patches: those of one module of tests.
-        by: what that module says.
+        patches: the patches of one test module.
+        by: the module's RULE_COVERAGE.
         tests: as for `rules.wrong_with`.
     """
     __tracebackhide__ = True
     wrong = rules.wrong_with(by, patches, tests)
-    _require(not wrong, "\n".join([f"what holds {', '.join(map(str, patches))}:", *wrong]))
+    _require(not wrong, "\n".join([f"the tests named for {', '.join(map(str, patches))}:", *wrong]))
 
 
 def applies(case: Case, folder: Path) -> None:
-    """It is for the release as it is, also where nothing tells the version."""
+    """It applies to the unmodified release, also without a known version."""
     __tracebackhide__ = True
     expected = Status.ADVICE if isinstance(case.patch, Advice) else Status.APPLIES
     for version, row in case.rows(folder, (case.version, UNKNOWN)).items():
@@ -77,7 +77,7 @@ def applies(case: Case, folder: Path) -> None:
 
 
 def refused_where_edited(case: Case, folder: Path) -> None:
-    """Each function that it changes, edited alone; unaffected where nothing tells the version."""
+    """It is refused if any function that it changes is edited; unaffected without a known version."""
     __tracebackhide__ = True
     others = [other.guard for other in case.patch.variants if other is not case.variant]
     elsewhere = [f"the code is that of {guard.distribution} {guard.versions}" for guard in others]
@@ -102,19 +102,19 @@ def is_open_at(patch: KnownBug, version: str) -> bool:
 
 
 def stays_away_outside(case: Case, folder: Path, version: str) -> None:
-    """It leaves OLDER and NEWER alone, even with the code that it is for."""
+    """It does not apply to OLDER and NEWER, even with the code that it is for."""
     __tracebackhide__ = True
     end, sign = ("older", ">=") if version == OLDER else ("newer", "<=")
     _require(
         not is_open_at(case.patch, version),
         f"{case.patch} is for {case.patch.distribution} {case.patch.versions or '(every version)'}, which is open at "
-        f"the {end} end: expected {sign} and a release that was read, since nobody knows the others",
+        f"the {end} end: expected {sign} and a reviewed release, because other releases are unknown",
     )
     _is(case.rows(folder, [version])[version], Status.UNAFFECTED, f"on version {version}")
 
 
 def stays_away_beside(case: Case, folder: Path, version: str) -> None:
-    """It leaves the release alone beside OLDER or NEWER of the other distribution, and takes it beside one it names."""
+    """It does not apply with OLDER or NEWER of the other distribution, and applies with one in its range."""
     __tracebackhide__ = True
     other = case.variant.guard.co_installed
     assert other is not None
@@ -123,35 +123,35 @@ def stays_away_beside(case: Case, folder: Path, version: str) -> None:
     expected = Status.ADVICE if isinstance(case.patch, Advice) else Status.APPLIES
     if inside is not None:
         row = case.rows(folder / "inside", [case.version], beside=(other.distribution, inside))[case.version]
-        _is(row, expected, f"beside {other.distribution} {inside}")
+        _is(row, expected, f"with {other.distribution} {inside}")
     row = case.rows(folder / "outside", [case.version], beside=(other.distribution, version))[case.version]
-    _is(row, Status.UNAFFECTED, f"beside {other.distribution} {version}")
+    _is(row, Status.UNAFFECTED, f"with {other.distribution} {version}")
 
 
 def leaves_alone(case: Case, folder: Path, affected: str | None) -> None:
-    """A release without the bug: as what it is, where nothing tells the version, and where it claims to have the bug.
+    """It does not apply to a release without the bug: with its version, without one, and with an affected version.
 
     Args:
         case: the release.
-        folder: empty.
-        affected: a version that has the bug, for which the patch must not take this code; None to do without.
+        folder: an empty folder.
+        affected: an affected version, under which the patch must not accept this code; None to skip that.
     """
     __tracebackhide__ = True
     doubt = Status.ADVICE if isinstance(case.patch, Advice) else Status.REFUSED
     expected = {case.version: Status.UNAFFECTED, UNKNOWN: Status.UNAFFECTED}
     expected |= {affected: doubt} if affected else {}
     for version, row in case.rows(folder, expected).items():
-        what = f"on {case}, as version {version}, which has not the bug"
+        what = f"on {case}, as version {version}, which does not have the bug"
         _is(row, expected[version], what)
         _require(not row.unreviewed, f"{_status_of(row)} {what}: is the range too short?")
 
 
 def lives_as_it_should(patch: KnownBug, life: dict[str, Any]) -> None:
-    """Other code while it is applied; the very same code objects after that, and where it is disabled.
+    """The code differs while it is applied; the original code objects are back after a revert, and when disabled.
 
     Args:
         patch: the patch.
-        found: what `in_process.life` returned.
+        life: the result of `in_process.life`.
     """
     __tracebackhide__ = True
     advice = isinstance(patch, Advice)
@@ -159,11 +159,11 @@ def lives_as_it_should(patch: KnownBug, life: dict[str, Any]) -> None:
     expected = Status.ADVICE if advice else Status.APPLIED
     _require(on["status"] == expected.value, f"{patch} is {on['status']} in this process: {on['reason']}")
     same = [name for name, own in zip(functions, on["own code"], strict=True) if own]
-    _require(advice or not same, f"{patch} is applied, and yet nothing has changed in {', '.join(same)}")
+    _require(advice or not same, f"{patch} is applied, but the code of {', '.join(same)} has not changed")
     for what in ("reverted", "disabled"):
         now = life[what]
         other = [name for name, own in zip(functions, now["own code"], strict=True) if not own]
-        _require(not other, f"{patch} is {what}, and yet {', '.join(other)} has not its own code: {now['reason']}")
+        _require(not other, f"{patch} is {what}, but {', '.join(other)} has other code than before: {now['reason']}")
         _require(now["status"] == "disabled", f"{patch}, {what}, is {now['status']}: {now['reason']}")
     reason = life["disabled"]["reason"]
     _require("RLHF_PATCHES_DISABLE" in reason, f"{patch} is disabled, but not by RLHF_PATCHES_DISABLE: {reason}")
@@ -180,6 +180,6 @@ def _status_of(row: PatchReport) -> str:
 
 def _require(condition: bool, message: str) -> None:
     __tracebackhide__ = True
-    # No assert statement: under -O it would be gone.
+    # Not an assert statement, which -O removes.
     if not condition:
         raise AssertionError(message)

@@ -1,7 +1,7 @@
-"""What the code of a patch does beside its repair, as its text tells: it waits, or writes to what the user holds.
+"""Static checks of a patch's code: unbounded waits, and writes to the user's objects.
 
-Where either is right, a comment says why, on the line, the one above, or the function's ``def``: ``# waits: ...``,
-``# writes: ...``. What it takes from names, a stack or autograd's graph has ``# known: ...``, why that tells, or the
+A comment justifies an exception, on the line, the line above, or the function's ``def``: ``# waits: ...``,
+``# writes: ...``. A decision by names, a stack or autograd's graph needs ``# known: ...`` with the reason, or the
 module ``# known here: ...``.
 """
 
@@ -22,7 +22,7 @@ from .reach import Module
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """A place, and what the code does there."""
+    """A place in the code and its problem."""
 
     file: str
     line: int
@@ -33,7 +33,7 @@ class Finding:
 
 
 def waits(patch: KnownBug) -> list[Finding]:
-    """Where a patch's code may wait for ever, and no comment says why it does not."""
+    """The places where a patch's code may wait forever without a comment that justifies it."""
     pieces = reach.pieces(patch)
     locks = {name for piece in pieces for name in _locks(piece.node)}
     locks |= {name for piece in pieces for each in piece.module.defined.values() for n in each for name in _locks(n)}
@@ -50,7 +50,7 @@ def waits(patch: KnownBug) -> list[Finding]:
 
 
 def writes(patch: KnownBug) -> list[Finding]:
-    """Where a patch's code writes to what it was given, or calls what does, and no comment says why."""
+    """The places where a patch's code may write to its arguments without a comment that justifies it."""
     findings = {
         Finding(piece.module.source.filename, node.lineno, what)
         for piece in reach.pieces(patch)
@@ -62,15 +62,15 @@ def writes(patch: KnownBug) -> list[Finding]:
 
 
 def inferences(patch: KnownBug) -> list[Finding]:
-    """Where a patch's code reads a name, a signature, a stack or autograd's graph to decide.
+    """The places where a patch's code decides by a name, a signature, a stack or autograd's graph.
 
-    None of these is knowledge by itself: what a name was not found in may do the same by another one.
+    None of these is certain: code without a name may do the same under another name.
     """
     return sorted({finding for finding, _ in _inferences(patch)})
 
 
 def unknown(patch: KnownBug) -> list[Finding]:
-    """Of `inferences` those of which no comment says why they are knowledge."""
+    """The `inferences` without a comment that justifies them."""
     return sorted({finding for finding, is_explained in _inferences(patch) if not is_explained})
 
 
@@ -84,7 +84,7 @@ def _inferences(patch: KnownBug) -> Iterator[tuple[Finding, bool]]:
 
 
 def attributes(patch: KnownBug) -> set[str]:
-    """The names of attributes that a patch's code sets on objects other than its method's own."""
+    """The names of attributes that a patch's code sets on objects other than ``self``."""
     names = set()
     for piece in reach.pieces(patch):
         for node in ast.walk(piece.node):
@@ -96,7 +96,7 @@ def attributes(patch: KnownBug) -> set[str]:
 
 
 def _constants(module: Module, node: ast.expr) -> set[str]:
-    """The text that an expression is, or that a name of the module stands for."""
+    """The text of an expression, or of the module's constant with this name."""
     named = module.defined.get(node.id, []) if isinstance(node, ast.Name) else []
     values = [each.value for each in named if isinstance(each, (ast.Assign, ast.AnnAssign))]
     return {each.value for each in (node, *values) if isinstance(each, ast.Constant) and isinstance(each.value, str)}
@@ -138,7 +138,7 @@ def _explained(module: Module, node: ast.expr | ast.stmt, word: str) -> bool:
         first = min([place.lineno, *(each.lineno for each in getattr(place, "decorator_list", []))])
         last = place.end_lineno or place.lineno
         if isinstance(place, (ast.With, ast.AsyncWith, ast.For, ast.FunctionDef, ast.AsyncFunctionDef)):
-            last = place.body[0].lineno - 1  # not what is in it
+            last = place.body[0].lineno - 1  # without its body
         above = lines[first - 2].strip() if first > 1 else ""
         if above.startswith("#") and explanation.search(above):
             return True
@@ -158,7 +158,7 @@ def _locks(node: ast.AST) -> set[str]:
 
 
 def _made_by(node: ast.AST, makers: Collection[str]) -> set[str]:
-    """The names and attributes that a statement, or one within it, gives what one of these makes."""
+    """The names and attributes to which a statement, or one within it, assigns the result of one of these makers."""
     names = set()
     for each in ast.walk(node):
         if isinstance(each, (ast.Assign, ast.AnnAssign)) and each.value is not None:
@@ -198,7 +198,7 @@ def _waits_in(node: ast.AST, locks: Collection[str], contexts: Collection[str]) 
 
 
 def _has_a_bound(call: ast.Call, position: int) -> bool:
-    """Whether a call has so many arguments, or a timeout, which is not None."""
+    """Whether a call has this many arguments, or a timeout, other than None."""
     given = [each.value for each in call.keywords if each.arg == "timeout" or each.arg is None]
     given += call.args[position - 1 : position]
     return any(ast.unparse(each) not in ("None", "-1") for each in given)
@@ -216,7 +216,7 @@ _WRITERS = re.compile(
     r"|register_module|add_module|load_state_dict|set_adapter|(en|dis)able_adapters?(_layers)?"
 )
 _CASTS = {"to", "half", "float", "double", "bfloat16", "cuda", "cpu", "type"}
-"""In place for a module; a call whose result nobody takes can be for nothing else."""
+"""Methods that change a module in place; a call whose result is not used has no other purpose."""
 _MUTATES = {
     *("append", "extend", "insert", "pop", "popitem", "clear", "update", "setdefault", "appendleft", "popleft"),
     *("__setattr__", "__setitem__", "__delattr__", "__delitem__"),
@@ -225,10 +225,10 @@ _WITHIN = {
     *("modules", "named_modules", "children", "named_children", "parameters", "named_parameters", "buffers"),
     *("items", "values", "get", "get_base_layer", "get_submodule", "get_parameter"),
 }
-"""Methods of an object that give what it holds."""
+"""Methods that return an object's contents."""
 _THROUGH = {"getattr", "vars"}
 _COLLECTS = {"enumerate", "zip", "reversed", "sorted", "iter", "list", "tuple", "set", "dict"}
-"""Functions that make something of their own, which holds what it is made of."""
+"""Functions that create a new object with the contents of their arguments."""
 _TAKES = {"get", "pop", "popitem", "popleft", "setdefault"}
 _OWN = ("self", "cls", "ctx")
 
@@ -237,7 +237,7 @@ def _known_to_write(node: ast.AST) -> str | None:
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         call = node.value
         if isinstance(call.func, ast.Attribute) and call.func.attr in _CASTS:
-            return f"`{ast.unparse(call)}` writes to what it is called on"
+            return f"`{ast.unparse(call)}` writes to its object"
     if not isinstance(node, ast.Call):
         return None
     name = _last(node.func)
@@ -249,11 +249,11 @@ def _known_to_write(node: ast.AST) -> str | None:
         return f"`{ast.unparse(node)}` sets the mode of every module below"
     if not _WRITERS.fullmatch(name) or _last(getattr(node.func, "value", node)) in ("detach", "clone"):
         return None
-    return f"`{ast.unparse(node.func)}()` may write to what it is called with"
+    return f"`{ast.unparse(node.func)}()` may write to its arguments"
 
 
 def _to_what_is_given(patch: KnownBug) -> set[Finding]:
-    """Assignments to attributes and items of what the implementations are called with, followed through calls."""
+    """Assignments to attributes and items of the implementations' arguments, followed through calls."""
     wraps = {
         change.implementation for variant in patch.variants for change in variant.changes if isinstance(change, Wrap)
     }
@@ -265,7 +265,7 @@ def _to_what_is_given(patch: KnownBug) -> set[Finding]:
         if definition is not None:
             names = _parameters(definition[1])
             own = frozenset(names[:1] + names[3:4]) if path in wraps else frozenset()
-            # A wrapper's `kwargs` is made for the call.
+            # A wrapper's `kwargs` is created for the call.
             due.append((*definition, frozenset(names) - own, own))
     findings: set[Finding] = set()
     seen = set()
@@ -290,11 +290,11 @@ def _parameters(function: FunctionNode) -> list[str]:
 
 
 class _Follower:
-    """Goes through a function with the names in it that stand for what the user holds, or for a part of that."""
+    """Follow the names in a function that refer to the user's objects or their parts."""
 
     def __init__(self, module: Module, given: set[str]) -> None:
         self.module, self.given = module, given
-        self.holding: set[str] = set()  # lists and the like of the function's own, with such objects in them
+        self.holding: set[str] = set()  # the function's own containers of such objects
         self.writes: list[tuple[ast.expr | ast.stmt, str]] = []
         self.called: list[tuple[tuple[Module, FunctionNode], frozenset[str]]] = []
 
@@ -360,7 +360,7 @@ class _Follower:
         elif isinstance(target, ast.Starred):
             self.assign(target.value, is_given, node)
         elif isinstance(target, (ast.Attribute, ast.Subscript)) and self.is_given(target.value):
-            self.writes.append((node, f"`{ast.unparse(target)}` is assigned to, of what the function was given"))
+            self.writes.append((node, f"`{ast.unparse(target)}` is assigned to, which belongs to an argument"))
 
     def expression(self, node: ast.expr) -> None:
         for each in ast.walk(node):
@@ -372,7 +372,7 @@ class _Follower:
             if isinstance(each.func, ast.Attribute) and self.is_given(each.func.value):
                 name = each.func.attr
                 if name in _MUTATES or re.fullmatch(r"[a-z]\w*[a-z0-9]_", name):
-                    self.writes.append((each, f"`{ast.unparse(each)}` changes what the function was given"))
+                    self.writes.append((each, f"`{ast.unparse(each)}` changes an argument"))
             called = reach.definition(self.module, each.func.id) if isinstance(each.func, ast.Name) else None
             if called is not None:
                 names = _parameters(called[1])
@@ -402,7 +402,7 @@ class _Follower:
         return False
 
     def holds(self, node: ast.expr | None) -> bool:
-        """Whether it is something of the function's own that has given objects in it."""
+        """Whether the expression is a new container of given objects."""
         if isinstance(node, ast.Name):
             return node.id in self.holding
         if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
@@ -423,7 +423,7 @@ class _Follower:
 
 
 def _expressions(node: ast.stmt) -> Iterator[ast.expr]:
-    """Those of a statement itself, not of the statements within it."""
+    """The expressions of a statement itself, not of the statements within it."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.expr):
             yield child

@@ -1,4 +1,4 @@
-"""The contract of a patch as a test class to inherit."""
+"""The contract of a patch, as a test class to inherit from."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from .cases import INSTALLED, Case, NoCase, case_of
 
 
 class PatchContract:
-    """What has to hold for a patch, or an advice, whatever it repairs. Inherit it, and name the patch:
+    """The requirements of every patch and advice. Inherit from it and set the patch:
 
         class TestContract(PatchContract):
             patch = PATCH
 
-    It is looked at on the release that is installed, and on those that ``releases`` names. A test that needs a release
-    with the bug, or one without it, is skipped where there is none, and says what to install or to name.
+    The tests run on the installed release and on those in ``releases``. A test that needs a release with the bug, or
+    one without it, is skipped if there is none; the message has what to install or to name.
 
     Attributes:
         patch: the `Patch` or the `Advice`.
-        releases: further releases, with the bug and without it: each a wheel, an sdist, a directory (seen from where
-            pytest runs), or ``NAME==VERSION``, which pip downloads once, into a cache.
-        open_range: why the range of the patch may be open at an end; None where it has to be closed.
-        held: what holds the patch to each of the rules in docs/writing-a-patch.md ("minimal scope", "no side effects",
-            "backward compatible", "no new blocking"), and to what its texts claim ("bit for bit", "as before"; words
-            of the text): the name of a test of this module, or ``FILE.py::name``, several of them, or a reason that
-            begins with "because ". None is skipped, and says what there is to write.
+        releases: further releases, with and without the bug: each a wheel, an sdist, a directory (relative to pytest's
+            working directory), or ``NAME==VERSION``, which pip downloads once, into a cache.
+        open_range: why the range of the patch may be open at an end; None if it must be closed.
+        held: the tests for each rule in docs/writing-a-patch.md ("minimal scope", "no side effects", "backward
+            compatible", "no new blocking"), and for each claim of its texts ("bit for bit", "as before"; words of the
+            text): the name of a test of this module, or ``FILE.py::name``, several of them, or a reason that begins
+            with "because ". None skips the test, with a message on what to write.
     """
 
     patch: ClassVar[KnownBug]
@@ -44,7 +44,7 @@ class PatchContract:
     held: ClassVar[rules.Held | None] = None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Each test on each release."""
+        """Run each test on each release."""
         name, patch = type(self).__name__, getattr(self, "patch", None)
         if not isinstance(patch, KnownBug):
             pytest.fail(f"{name}.patch is {patch!r}: expected a rlhf_patches.Patch, or an Advice", pytrace=False)
@@ -56,32 +56,33 @@ class PatchContract:
             metafunc.parametrize("release", (INSTALLED, *self.releases))
 
     def test_its_fields_are_complete(self) -> None:
-        """Summary, symptom, cause, references and the rest are written."""
+        """Summary, symptom, cause, references and the other texts are written."""
         checks.fields_are_complete(self.patch)
 
     def test_what_it_waits_for_has_a_bound(self) -> None:
-        """No lock, queue, thread or future without a timeout, in its implementations and what they use."""
+        """No lock, queue, thread or future without a timeout, in its implementations and the code that they use."""
         checks.waits_have_bounds(self.patch)
 
     def test_it_keeps_its_hands_off(self) -> None:
-        """No assignment to what its implementations are called with, and no call that is known to write."""
+        """No assignment to arguments of its implementations, and no call that is known to write."""
         checks.side_effects(self.patch)
 
     def test_it_knows_and_does_not_infer(self) -> None:
-        """No name, signature, stack or graph of autograd's that it goes by without saying why that tells."""
+        """No decision by a name, signature, stack or autograd graph without a comment that justifies it."""
         checks.it_knows(self.patch)
 
     def test_what_holds_it_is_named(self) -> None:
-        """Each rule, and each sentence that says that something is as it was."""
+        """Each rule, and each sentence that promises no change, names a test."""
         if isinstance(self.patch, Advice):
-            pytest.skip("an advice changes nothing")
+            pytest.skip("an advice changes no code")
         by = self.held
         if by is None:
             named = ", ".join(f'"{rule}": ...' for rule in rules.RULES)
             sentences = "".join(f"\n- {sentence}" for sentence in rules.claims(self.patch))
-            claims = f" and, with words of it as the key, for each sentence that says what stays:{sentences}" if sentences else ""
+            claims = " and, with words of it as the key, for each sentence that promises no change:"
+            claims = f"{claims}{sentences}" if sentences else ""
             pytest.skip(
-                f"{type(self).__name__}.held is None: write held = {{{named}}}, with the tests that hold each, or a "
+                f"{type(self).__name__}.held is None: write held = {{{named}}}, with the tests of each, or a "
                 f'reason that begins with "because ",{claims}'.rstrip(",")
             )
         tests = rules.tests_by_file(by, Path(str(sys.modules[type(self).__module__].__file__)))
@@ -89,33 +90,33 @@ class PatchContract:
         checks.is_held([self.patch], by, tests)
 
     def test_it_applies_to_the_text(self, release: str, tmp_path: Path) -> None:
-        """It recognises the release's code, also where nothing tells the version."""
+        """It recognises the release's code, also without a known version."""
         checks.applies(self._with_the_bug(release), tmp_path)
 
     def test_it_is_refused_where_the_text_is_another(self, release: str, tmp_path: Path) -> None:
-        """Each function that it changes, edited alone, is another one."""
+        """It is refused if any function that it changes is edited."""
         checks.refused_where_edited(self._with_the_bug(release), tmp_path)
 
     @pytest.mark.parametrize("version", [OLDER, NEWER])
     def test_it_stays_away_from_versions_outside_its_range(self, release: str, version: str, tmp_path: Path) -> None:
-        """The same code under the oldest and the newest version there can be."""
+        """It does not apply to the same code with the oldest and the newest possible version."""
         if self.open_range and checks.is_open_at(self.patch, version):
             pytest.skip(f"its range is open: {self.open_range}")
         checks.stays_away_outside(self._with_the_bug(release), tmp_path, version)
 
     @pytest.mark.parametrize("version", [OLDER, NEWER])
     def test_it_stays_away_beside_other_releases(self, release: str, version: str, tmp_path: Path) -> None:
-        """Where another distribution counts: the same code beside the oldest and the newest version of that."""
+        """If it requires another distribution: the same code with the oldest and the newest version of that."""
         case = self._with_the_bug(release)
         other = case.variant.guard.co_installed
         if other is None:
-            pytest.skip("what is beside it does not matter")
+            pytest.skip("it requires no other distribution")
         if self.open_range and ranges.parsed(other.versions).contains(version, prereleases=True):
             pytest.skip(f"its range is open: {self.open_range}")
         checks.stays_away_beside(case, tmp_path, version)
 
     def test_it_leaves_a_release_without_the_bug_alone(self, release: str, tmp_path: Path) -> None:
-        """Whatever version that release claims to be."""
+        """Whatever version the release claims to be."""
         case = self._case(release)
         if case.affected:
             self._skip(case, "has the bug", "name a release that does not have it")
@@ -123,7 +124,7 @@ class PatchContract:
         checks.leaves_alone(case, tmp_path, guards[-1].shares_a_version_with(guards[-1]))
 
     def test_it_is_applied_reverted_and_disabled_in_this_process(self) -> None:
-        """Other code while it is applied; the very same code objects after a revert, and under RLHF_PATCHES_DISABLE."""
+        """Other code while applied; the original code objects after a revert, and under RLHF_PATCHES_DISABLE."""
         case = self._with_the_bug(INSTALLED)
         try:
             in_process.import_all(case.variant.modules)
@@ -146,11 +147,11 @@ class PatchContract:
         return case
 
     def _skip(self, case: Case, why: str, what_to_do: str) -> NoReturn:
-        """Skip a test that is for the other kind of releases; what to do is said where there is none of these."""
+        """Skip a test that is for the other kind of releases; the message has what to do if there is none of these."""
         for release in (INSTALLED, *self.releases):
             try:
                 if case_of(self.patch, release).affected != case.affected:
-                    what_to_do = f"this test looks at {'what is installed' if release == INSTALLED else release}"
+                    what_to_do = f"this test runs on {'the installed release' if release == INSTALLED else release}"
                     break
             except (NoCase, AssertionError, members.ReleaseError, download.DownloadError):
                 continue

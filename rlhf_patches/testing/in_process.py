@@ -1,4 +1,4 @@
-"""One patch on and off in this process, by itself: every other patch stays as it is. No pytest is needed."""
+"""Switch one patch on and off in this process; other patches do not change. pytest is not required."""
 
 from __future__ import annotations
 
@@ -24,34 +24,35 @@ from ..settings import SettingsError
 
 @contextlib.contextmanager
 def applied(patch: Patch | str) -> Iterator[PatchReport]:
-    """Apply a patch, and give every function its own code back at the end. The modules it is for are imported.
+    """Apply a patch within the context, and restore every function's original code at the end. Imports its modules.
 
-    Of an independent variant it is enough that one module can be. One that was applied before is so again afterwards.
+    For an independent variant one importable module suffices. A patch that was applied before is applied again
+    afterwards.
 
     Args:
-        patch: a patch, which need not be registered, or the name of one that is.
+        patch: a patch, registered or not, or the name of a registered patch.
 
     Yields:
-        its row in the report.
+        the patch's row in the report.
 
     Raises:
-        AssertionError: it is not applied, or not taken off at the end; the message says why.
-        TypeError: it is no patch; an advice is never applied.
-        SettingsError: no patch has this name, or another one is registered under it.
-        ImportError: what it is for cannot be imported.
+        AssertionError: the patch is not applied, or not reverted at the end; the message has the reason.
+        TypeError: it is not a patch; an advice is never applied.
+        SettingsError: no patch has this name, or another patch is registered under it.
+        ImportError: the patch's modules cannot be imported.
     """
     patch = _patch(patch)
     choice = choices.choose([choices.look(variant) for variant in patch.variants])
     decided = choice if isinstance(choice, Decision) else decision.decide(choice, locating.read_module)
-    if decided.variant is None:  # told without an import, which may take long
-        raise AssertionError(f"{patch} is not applied but {decided.status}: {decided.reason}")
+    if decided.variant is None:  # decided without an import, which may take long
+        raise AssertionError(f"{patch} is {decided.status} instead of applied: {decided.reason}")
     modules = _imported(decided.variant)
     targets = [change.target for change in decided.variant.changes if change.target.partition(":")[0] in modules]
     with engine.set_apart(patch):
         before = codes_of(targets)
         row = engine.switch(patch.name, on=True)
         if row.status is not Status.APPLIED:
-            raise AssertionError(f"{patch} is not applied but {row.status}: {row.reason}")
+            raise AssertionError(f"{patch} is {row.status} instead of applied: {row.reason}")
         try:
             yield row
         finally:
@@ -69,12 +70,12 @@ def _patch(named: Patch | str) -> Patch:
         raise SettingsError(f"{error}\nIf its plugin is not installed, install it, or pass the Patch itself") from None
     if not isinstance(patch, Patch):
         given = str(patch) if isinstance(patch, KnownBug) else repr(patch)
-        raise TypeError(f"{given} cannot be applied: expected a Patch, or the name of one that is registered")
+        raise TypeError(f"{given} cannot be applied: expected a Patch, or the name of a registered one")
     return patch
 
 
 def _imported(variant: Variant) -> list[str]:
-    """Import a variant's modules; of one whose modules do without each other, those that can be imported here."""
+    """Import a variant's modules; for a variant with independent modules, those that can be imported here."""
     imported, errors = [], []
     for module in variant.modules:
         try:
@@ -88,11 +89,11 @@ def _imported(variant: Variant) -> list[str]:
 
 
 def life(patch: KnownBug, variant: Variant) -> dict[str, Any]:
-    """A patch applied, taken off, and applied where RLHF_PATCHES_DISABLE names it; the variant's modules are imported.
+    """Apply a patch, revert it, and apply it while RLHF_PATCHES_DISABLE names it. Imports the variant's modules.
 
     Returns:
-        ``functions``: what the variant changes. ``applied``, ``reverted``, ``disabled``: each with ``status``,
-        ``reason``, and ``own code``, whether each function had the very code objects of before.
+        ``functions``: the functions that the variant changes. ``applied``, ``reverted``, ``disabled``: each with
+        ``status``, ``reason``, and ``own code``, whether each function had its original code objects.
     """
     import_all(variant.modules)
     targets = list(dict.fromkeys(change.target for change in variant.changes))
@@ -116,13 +117,13 @@ def life(patch: KnownBug, variant: Variant) -> dict[str, Any]:
 
 
 def import_all(modules: Iterable[str]) -> None:
-    """Import modules, in their order."""
+    """Import modules in order."""
     for module in modules:
         importlib.import_module(module)
 
 
 def codes_of(targets: Iterable[str]) -> dict[str, list[CodeType]]:
-    """By target, the code of every function there, and behind its decorators. None for a target that is not there."""
+    """By target, the code of the function and of those behind its decorators; empty for a missing target."""
     codes: dict[str, list[CodeType]] = {}
     for target in targets:
         module, _, qualname = target.partition(":")
@@ -137,7 +138,7 @@ def codes_of(targets: Iterable[str]) -> dict[str, list[CodeType]]:
 
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
-    """No variable that chooses among patches; at the end all are as they were."""
+    """Remove the variables that select patches, and restore them at the end."""
     names = ("RLHF_PATCHES_DISABLE", "RLHF_PATCHES_ONLY")
     before = {name: os.environ.pop(name, None) for name in names}
     try:

@@ -1,6 +1,6 @@
-"""The code that a patch puts in, as text: its implementations, and what they use of their own package.
+"""The code of a patch, as text: its implementations, and the code of their own package that they use.
 
-Nothing is imported: an implementation may need a framework that is not here.
+Nothing is imported: an implementation may need a framework that is not installed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _BUILT_IN = "rlhf_patches.patches"
 
 @dataclass
 class Module:
-    """A module's text, and what its names stand for.
+    """A module's text, and the meaning of its names.
 
     Attributes:
         source: the text.
         defined: by name, the statements of the module that define it.
-        loose: its statements that define nothing; they run when it is imported.
+        loose: the statements that define no name; they run at import.
         imported: by name, a module and a name in it, or "" for the module itself.
     """
 
@@ -38,11 +38,11 @@ class Module:
 
 @dataclass(frozen=True)
 class Piece:
-    """A statement of a module that a patch's code consists of.
+    """A statement of a patch's code.
 
     Attributes:
-        module: where it is.
-        name: what it defines; "" for one that defines nothing.
+        module: the statement's module.
+        name: the name that it defines; "" if none.
         node: the statement.
     """
 
@@ -52,7 +52,7 @@ class Piece:
 
 
 def pieces(patch: KnownBug) -> list[Piece]:
-    """What runs once a patch is applied, as far as its text tells; empty for rewrites that use nothing."""
+    """The code that may run once a patch is applied; empty for rewrites without `uses`."""
     roots = [*patch.implementations]
     if isinstance(patch, Patch) and patch.observations:
         roots.append(patch.observations)
@@ -79,7 +79,7 @@ def pieces(patch: KnownBug) -> list[Piece]:
 
 
 def module_of(name: str) -> Module | None:
-    """A module by its text; None where it has none. Whether an implementation is there, the contract says elsewhere."""
+    """A module by its text; None if it has none. Other checks require that implementations exist."""
     try:
         return _read(locating.read_module(name))
     except (NotFound, Unreadable):
@@ -87,7 +87,7 @@ def module_of(name: str) -> Module | None:
 
 
 def definition(module: Module, name: str) -> tuple[Module, FunctionNode] | None:
-    """The function that a name of a module stands for, if it is one of the same package."""
+    """The function that a name of a module refers to, if it is of the same package."""
     for _ in range(5):  # from one module to the next
         if name in module.defined:
             node = module.defined[name][-1]
@@ -149,7 +149,7 @@ def _names(node: ast.stmt) -> Iterator[str]:
 
 
 def _used(module: Module, node: ast.AST) -> Iterator[tuple[str, str]]:
-    """What a statement names of its own module, and of those that this imports."""
+    """The names of its own module and of imported modules that a statement uses."""
     for each in ast.walk(node):
         if isinstance(each, ast.Name):
             if each.id in module.defined:
@@ -163,7 +163,7 @@ def _used(module: Module, node: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _resolved(imported: tuple[str, str]) -> tuple[str, str]:
-    """``from package import module`` names a module, if the package defines no such name."""
+    """``from package import module`` imports a module if the package does not define that name."""
     where, name = imported
     if where and name and locating.exists(f"{where}.{name}"):
         return f"{where}.{name}", ""

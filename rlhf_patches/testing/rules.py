@@ -1,4 +1,4 @@
-"""What holds a patch to its rules, and to what its texts claim: the tests that its author names for each."""
+"""The tests that an author names for each rule and for each claim of a patch's texts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from . import conduct
 
 RULES = {
     "minimal scope": (
-        "whether the bug is there is asked first, as cheaply as can be; else only upstream's statements run"
+        "the patch first checks, cheaply, whether the bug occurs; if not, only upstream's statements run"
     ),
-    "no side effects": (
-        "what the user holds has the same types, identities and attributes before and after (`untouched`)"
-    ),
-    "backward compatible": "what upstream took works as before: types, subclasses, missing keys, half precision, names",
-    "no new blocking": "nothing raises between a rank's start and a collective, and every lock has a bound",
+    "no side effects": ("the user's objects keep their types, identities and attributes (`untouched`)"),
+    "backward compatible": "upstream's inputs work as before: types, subclasses, missing keys, half precision, names",
+    "no new blocking": "no exception between a rank's start and a collective, and every lock has a bound",
 }
-"""What every patch says what holds it to."""
+"""The rules for which every patch must name tests."""
 KNOWN = "known"
-"""The rule of those that decide by a name, a signature, a stack or autograd's graph (`conduct.inferences`)."""
+"""The rule for patches that decide by a name, a signature, a stack or autograd's graph (`conduct.inferences`)."""
 
 _CLAIM = re.compile(
     r"""\bbit\ for\ bit\b | \bexactly\b | \bthe\ very\b | \bwith\ and\ without\ the\ patch\b
@@ -33,12 +31,12 @@ _CLAIM = re.compile(
     | \b(original\ function\ runs|own\ way\ is\ taken)\b""",
     re.VERBOSE | re.IGNORECASE,
 )
-"""Words that say of a patch that something is as it was."""
+"""Words by which a patch claims that something does not change."""
 
 _PROMISE = re.compile(
     r"(?<!\bmay\ )\bstays?\b | \bnever\b(?!\ ends?\b) | \balways\b | \bonly\b", re.VERBOSE | re.IGNORECASE
 )
-"""Words that make a promise of what a patch does; in other texts they are said of upstream's code."""
+"""Words that make a promise in the text on the repair; in other texts they describe upstream's code."""
 
 _END = re.compile(r"(?<=[.?!])\s+(?=[A-Z0-9`*(\[])|\n\s*\n|\n(?=[-|] )")
 
@@ -46,7 +44,7 @@ Held = Mapping[str, "str | Sequence[str]"]
 
 
 def claims(patch: KnownBug) -> Iterator[str]:
-    """The sentences of a patch's texts that say that something is as it was, and those that promise."""
+    """The sentences of a patch's texts that claim that something does not change, and those with a promise."""
     repair = getattr(patch, "repair", None)
     for text in _texts(patch):
         for sentence in _END.split(text):
@@ -56,12 +54,12 @@ def claims(patch: KnownBug) -> Iterator[str]:
 
 
 def wrong_with(held: Held, patches: Collection[KnownBug], tests: Mapping[str, Collection[str]]) -> list[str]:
-    """What is missing or wrong, a line for each.
+    """The problems, a line for each.
 
     Args:
         held: by rule, and by words of the patches' texts: names of tests, or a reason that begins with "because ".
-        patches: those that it is for.
-        tests: by file, "" for the one that `held` is in, the names of its tests.
+        patches: the patches that `held` is for.
+        tests: by file, "" for the file of `held`, the names of its tests.
     """
     wrong = [f'it has no "{rule}": {RULES[rule]}' for rule in RULES if rule not in held]
     for key, value in held.items():
@@ -71,7 +69,7 @@ def wrong_with(held: Held, patches: Collection[KnownBug], tests: Mapping[str, Co
         wrong += [f'"{key}": {problem}' for each in values if (problem := _wrong_with(each, tests))]
     if KNOWN not in held:
         inferences = [finding for patch in patches for finding in conduct.inferences(patch)]
-        wrong += [f'it has no "{KNOWN}": the test of what it goes by in {finding}' for finding in inferences[:1]]
+        wrong += [f'it has no "{KNOWN}": the test of the decision in {finding}' for finding in inferences[:1]]
     words = {patch: " ".join(" ".join(_texts(patch)).split()) for patch in patches}
     further = [key for key in held if key not in (*RULES, KNOWN)]
     wrong += [
@@ -79,7 +77,7 @@ def wrong_with(held: Held, patches: Collection[KnownBug], tests: Mapping[str, Co
     ]
     for patch in patches:
         wrong += [
-            f"{patch.name} says: {sentence} (expected a key of words in it, and the test that holds it)"
+            f"{patch.name} states: {sentence} (expected a key of words in it, and the test that holds it)"
             for sentence in claims(patch)
             if not any(key in sentence for key in further)
         ]
@@ -95,14 +93,14 @@ def _wrong_with(value: object, tests: Mapping[str, Collection[str]]) -> str | No
         return None if len(value.split()) > 3 else f"{value!r} gives no reason"
     file, _, name = value.rpartition("::")
     if file not in tests:
-        return f"there is no {file} beside it"
+        return f"there is no {file} in its folder"
     if name not in tests[file]:
         return f'there is no test {name} in {file or "this module"} (expected one, or a reason: "because ...")'
     return None
 
 
 def files_named(held: Held) -> set[str]:
-    """The files that tests are named in, apart from the one that ``held`` is in."""
+    """The files of the named tests, without the file of ``held``."""
     values = [each for value in held.values() for each in ([value] if isinstance(value, str) else value)]
     return {
         each.rpartition("::")[0]
@@ -112,7 +110,7 @@ def files_named(held: Held) -> set[str]:
 
 
 def tests_in(file: Path) -> set[str]:
-    """The names of the test functions in a file; nothing is imported."""
+    """The names of the test functions in a file, which is not imported."""
     return {
         node.name
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
@@ -121,7 +119,7 @@ def tests_in(file: Path) -> set[str]:
 
 
 def tests_by_file(held: Held, beside: Path) -> dict[str, set[str]]:
-    """For `wrong_with`: the tests in a module, and in those that ``held`` names, seen from its folder or one above."""
+    """For `wrong_with`: the tests in a module and in the files that ``held`` names, in its folder or one above."""
     tests = {"": tests_in(beside)}
     for name in files_named(held):
         places = [folder / name for folder in beside.parents[:3] if (folder / name).is_file()]

@@ -1,6 +1,6 @@
-"""Whether a call leaves the objects that a user holds as they were: their classes, identities and attributes.
+"""Check that a call does not change a user's objects: their classes, identities and attributes.
 
-No framework is imported: torch and numpy are looked at where an object has brought them.
+No framework is imported: torch and numpy are used only if an object's class has imported them.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _PLAIN = (
     *(int, float, complex, str, bytes, type(None), type(...), range, re.Pattern, pathlib.PurePath, enum.Enum),
     *(datetime.date, datetime.time, datetime.timedelta),
 )
-"""Compared by value: assigning an equal one changes nothing."""
+"""Compared by value: assigning an equal value is no change."""
 
 _CLOSED = (
     *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.GeneratorType),
     *(weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, logging.Logger),
 )
-"""Compared by identity, and not looked into: they are no user's, or change by themselves."""
+"""Compared by identity, without their contents: they are not the user's, or change by themselves."""
 
 _SHOWN = 20
-"""Differences that a message lists."""
+"""The most differences in a message."""
 
 
 @dataclass(frozen=True)
 class _Seen:
     path: str
-    object: Any  # kept, so that no other object gets its id
+    object: Any  # kept, so that no other object can get its id
     type: type
     below: dict[Hashable, tuple[str, Any]]
     contents: Any
@@ -48,25 +48,26 @@ class _Seen:
 def untouched(
     *objects: object, changes: tuple[str, ...] = (), contents: bool = False, depth: int = 30
 ) -> contextlib.AbstractContextManager[None]:
-    """A context in which nothing may happen to what a user holds: trainer, model, optimizer, dataset, arguments.
+    """A context in which a user's objects must not change: trainer, model, optimizer, dataset, arguments.
 
         with untouched(trainer, changes=("trainer.state.global_step", "*.optimizer.state*")):
             trainer.training_step(model, batch)
 
-    Attributes (``__dict__`` and ``__slots__``), submodules, parameters, buffers, hooks, and what is in dictionaries,
-    lists, tuples and sets are followed, each object once. Each must have the class that it had, and hold the very
-    objects that it held; numbers, texts and the like are compared by value. Of a tensor it is ``requires_grad``,
-    shape, dtype, device and hooks. A body that raises is not looked at: its exception goes on.
+    Attributes (``__dict__`` and ``__slots__``), submodules, parameters, buffers, hooks, and the contents of
+    dictionaries, lists, tuples and sets are followed, each object once. Each object must keep its class and the
+    identity of the objects that it holds; numbers, texts and similar values are compared by value. For a tensor,
+    ``requires_grad``, shape, dtype, device and hooks are compared. If the body raises, nothing is checked and the
+    exception propagates.
 
     Args:
-        objects: what to look at. A path begins with the name that the caller has for it, or else with its class.
-        changes: paths, as messages show them, that the body may change by itself; ``*`` stands for any characters.
-            What is below such a path is not looked at.
+        objects: the objects to check. A path begins with the caller's name for the object, or else with its class.
+        changes: paths, as in messages, that the body may change itself; ``*`` matches any characters.
+            Objects below such a path are not checked.
         contents: whether tensors and arrays must keep their values, and parameters their gradients.
         depth: how far to follow. Each object is reached by its shortest path.
 
     Raises:
-        AssertionError: something is another object, of another class, another value, new, or gone; with its path.
+        AssertionError: an object was replaced, added or removed, or has another class or value; with its path.
     """
     __tracebackhide__ = True
     if isinstance(changes, str):
@@ -96,7 +97,7 @@ def _checked(
 
 
 def _walk(roots: list[tuple[str, object]], allowed: Callable[[str], bool], contents: bool, depth: int) -> list[_Seen]:
-    """Every object that is reached and has something in it, nearest first."""
+    """Every reached object with contents, nearest first."""
     seen: dict[int, _Seen] = {}
     due = collections.deque((path, root, 0) for path, root in roots if not allowed(path))
     while due:
@@ -112,7 +113,7 @@ def _walk(roots: list[tuple[str, object]], allowed: Callable[[str], bool], conte
 
 def _differences(was: _Seen, allowed: Callable[[str], bool], contents: bool) -> Iterator[str]:
     if type(was.object) is not was.type:
-        yield f"{was.path} is of another class: {was.type.__name__} before, {type(was.object).__name__} now"
+        yield f"{was.path} has another class: {was.type.__name__} before, {type(was.object).__name__} now"
     now = {key: (was.path + edge, value) for key, edge, value in _below(was.object) if not allowed(was.path + edge)}
     for key, (path, value) in was.below.items():
         if key not in now:
@@ -127,11 +128,11 @@ def _differences(was: _Seen, allowed: Callable[[str], bool], contents: bool) -> 
         if key not in was.below:
             yield f"{path} is new: {_shown(value)}"
     if contents and not _equal(was.contents, _contents(was.object)):
-        yield f"{was.path} has other contents"
+        yield f"{was.path} has different contents"
 
 
 def _below(thing: Any) -> Iterator[tuple[Hashable, str, Any]]:
-    """What an object holds: for each a key, what a path says, and the object."""
+    """The contents of an object: for each a key, the part of the path, and the object."""
     kind = type(thing)
     if issubclass(kind, dict):
         for key, value in list(dict.items(thing)):
@@ -151,7 +152,7 @@ def _below(thing: Any) -> Iterator[tuple[Hashable, str, Any]]:
         if name not in flat or not isinstance(value, dict):
             yield (".", name), f".{name}", value
             continue
-        yield (".", name), f".{name}", _Itself(value)  # `model.layer` is what a user writes
+        yield (".", name), f".{name}", _Itself(value)  # users write `model.layer`
         for inner, child in list(dict.items(value)):
             yield (name, inner), f".{inner}", child
     for owner in kind.__mro__:
@@ -162,7 +163,7 @@ def _below(thing: Any) -> Iterator[tuple[Hashable, str, Any]]:
 
 
 class _Itself:
-    """A dictionary that is to be the same one; what it holds is told in other words."""
+    """A dictionary whose identity counts; its contents are compared separately."""
 
     __slots__ = ("held",)
 
@@ -172,7 +173,7 @@ class _Itself:
 
 def _items(thing: Any) -> list[Any]:
     (base,) = (each for each in (list, tuple, collections.deque) if issubclass(type(thing), each))
-    return list(base.__iter__(thing))  # no method of the object's own class
+    return list(base.__iter__(thing))  # not a method of the object's own class
 
 
 def _dictionary(thing: object) -> dict[str, Any]:
@@ -204,7 +205,7 @@ def _same(before: Any, after: Any) -> bool:
         return before.held is after.held
     if _is_plain(before):
         return bool(before == after) or bool(before != before and after != after)  # NaN
-    if isinstance(before, tuple):  # nobody can tell it from the other one
+    if isinstance(before, tuple):  # equal tuples cannot be distinguished
         return len(before) == len(after) and all(map(_same, _items(before), _items(after)))
     return False
 
@@ -218,7 +219,7 @@ def _shown(thing: object) -> str:
 
 
 def _contents(thing: Any) -> Any:
-    """A copy of the values, and of the gradient's; None for what has none to read."""
+    """A copy of the values and the gradient; None for objects without values."""
     if _is_tensor(thing) and not thing.is_meta:
         return _copy(thing), _copy(thing.grad) if thing.is_leaf and thing.grad is not None else None
     return (thing.copy(), None) if _is_numpy(thing, "ndarray") else None
@@ -259,7 +260,7 @@ def _is_numpy(thing: object, name: str) -> bool:
 
 
 def _is_one_of(package: str, thing: object, name: str) -> bool:
-    """Whether it is of a class of a package that something has imported."""
+    """Whether the object's class is one of an already imported package."""
     cls: Any = sys.modules.get(package)
     for part in name.split("."):
         cls = getattr(cls, part, None)

@@ -80,12 +80,12 @@ def test_an_advice_is_shown_as_such_and_is_no_repair(framework, monkeypatch, cap
     assert page == pages.page(advice, "tests")
     for part in ("**nothing here repairs it**", "## What to do\n\nDo\nsomething else.\n", "```python\n$A - 1\n```"):
         assert part in page
-    assert "changes nothing" in said("diff", advice.name, status=2).err
+    assert "changes no code" in said("diff", advice.name, status=2).err
     pins = tmp_path / "requirements.txt"
     pins.write_text(f"{framework.distribution}==1.0\n")
     out = said("audit", str(pins), status=1).out
     assert "Found 1 known bug in 1 package." in out
-    assert f"Nothing repairs {advice.name}: `explain {advice.name}` says what to do." in out
+    assert f"No patch repairs {advice.name}: see `explain {advice.name}` for a workaround." in out
     assert "repairs them at run time" not in out
     (dependency,) = json.loads(said("audit", "--json", str(pins), status=1).out)["dependencies"]
     (bug,) = dependency["vulns"]
@@ -202,9 +202,7 @@ def test_a_part_of_a_name_is_enough(said):
     assert said("explain", "swift-null-ref-context")[1].startswith("# swift-null-ref-context\n"), "a part of -hf's, too"
     status, out, err = said("explain", "null-REF")
     assert (status, out) == (2, "")
-    assert err == (
-        "rlhf-patches: 'null-REF' is a part of 2 names:\n  swift-null-ref-context\n  swift-null-ref-context-hf\n"
-    )
+    assert err == ("rlhf-patches: 'null-REF' matches 2 names:\n  swift-null-ref-context\n  swift-null-ref-context-hf\n")
 
 
 def test_doctor_begins_with_a_count_and_list_ends_with_it_and_problems_are_first_rows(said, slime, monkeypatch):
@@ -217,12 +215,12 @@ def test_doctor_begins_with_a_count_and_list_ends_with_it_and_problems_are_first
         (place,) = [number for number, line in enumerate(out) if line.startswith(f"{count} known bugs: 1 applies, ")]
         assert (place == 0) is (command == "doctor")
         assert re.search(r"\d disabled", out[place])
-        assert out[place + 1] == "In what is installed here: 1 crash."
+        assert out[place + 1] == "In the packages installed here: 1 crash."
         assert out[place + 2].startswith("Next: `rlhf-patches explain ")
     assert toy_slime.PATCH in said("doctor")[1].partition("Next: ")[2]
     make_refused(slime)
     assert first_row(said("doctor")[1].splitlines()) == [toy_slime.PATCH, "refused"]
-    assert f"Next: `rlhf-patches explain {toy_slime.PATCH}` says which bug stays" in said("doctor")[1]
+    assert f"Next: `rlhf-patches explain {toy_slime.PATCH}` shows the bug that" in said("doctor")[1]
     monkeypatch.setenv("RLHF_PATCHES_DISABLE", "*")
     assert "Next: `rlhf-patches audit FILE`" in said("doctor")[1]
 
@@ -258,7 +256,7 @@ def test_doctor_and_list_say_what_is_wrong_the_worst_first(said, harmful):
         ["x-h", "applies", "-", "a", "bug", "(plugin", "tests)"],
         ["releases:", harmful.distribution],
     ]
-    assert "In what is installed here: 1 wrong gradient, 1 hang." in said("list")[1]
+    assert "In the packages installed here: 1 wrong gradient, 1 hang." in said("list")[1]
     for command in (["doctor"], ["check", str(harmful.site)]):
         lines = said(*command)[1].splitlines()[{"check": 1, "doctor": 4}[command[0]] :]
         assert lines[0].split() == ["PATCH", "STATUS", "HARM", "VERSION", "WHY"]
@@ -282,12 +280,12 @@ def test_a_bug_that_is_not_here_has_no_harm_here(said, harmful):
     harmful.metadata(None, f"{harmful.distribution.replace('-', '_')}-1.0.dist-info")
     lines = said("doctor")[1].splitlines()
     assert not [line for line in lines if line.startswith("x-g ")]
-    assert "1 known bug of other releases of what is installed: `--all` lists them" in lines
+    assert "1 known bug of other releases of the installed packages: see `--all`" in lines
     lines = said("doctor", "--all")[1].splitlines()
     (row,) = [number for number, line in enumerate(lines) if line.startswith("x-g ")]
     assert lines[row].split()[:4] == ["x-g", "unaffected", "-", "-"]
     assert lines[row + 1] == "", "the last row"
-    assert "In what is installed here: 1 hang." in lines
+    assert "In the packages installed here: 1 hang." in lines
 
 
 def test_doctor_has_a_row_for_code_that_has_the_bug_outside_the_range(said, framework, monkeypatch):

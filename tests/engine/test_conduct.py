@@ -266,8 +266,8 @@ def test_what_is_looked_at_is_what_the_patch_runs(package):
         ("shared.py", 9, "`pool.acquire()` waits without a bound"),
     ]
     assert found(conduct.writes, *changes) == [
-        ("repair.py", 7, "`self.x` is assigned to, of what the function was given"),
-        ("repair.py", 10, "`x.y` is assigned to, of what the function was given"),
+        ("repair.py", 7, "`self.x` is assigned to, which belongs to an argument"),
+        ("repair.py", 10, "`x.y` is assigned to, which belongs to an argument"),
     ]
 
 

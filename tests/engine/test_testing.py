@@ -314,9 +314,9 @@ WRONG = {
     "TestShortRange": (FIXED_RELEASE, "is the range too short?"),
     "TestNoImplementation": (HERE, "no_such"),
     "TestNoSuchRelease": (TEXT, "releases names 'there/is/none.whl'"),
-    "TestOtherRelease": (TEXT, "releases names 'other': other has no toy, so it tells nothing of Patch toy-mean"),
+    "TestOtherRelease": (TEXT, "releases names 'other': other has no toy, so it cannot test Patch toy-mean"),
     "TestWaits": (BOUND, "waits.py:7: `with lock` waits without a bound"),
-    "TestWrites": (HANDS_OFF, "writes.py:4: `losses[0]` is assigned to, of what the function was given"),
+    "TestWrites": (HANDS_OFF, "writes.py:4: `losses[0]` is assigned to, which belongs to an argument"),
     "TestRuleMissing": (HOLDS, 'it has no "no new blocking": '),
     "TestNoSuchTest": (HOLDS, '"no side effects": there is no test test_of_another_module in this module'),
     "TestClaim": (HOLDS, "toy-mean says: On one rank nothing changes. (expected a key of words in it"),
@@ -351,7 +351,7 @@ def test_what_holds_a_patch_is_asked_for_and_is_no_failure_where_nothing_is_said
     )
     assert "- On one rank nothing changes." in said
     for of_class in ("TestAdvice", "TestAdviceIsHeldByNothing"):
-        assert became(outcomes, of_class, HOLDS) == (["skipped"], "an advice changes nothing")
+        assert became(outcomes, of_class, HOLDS) == (["skipped"], "an advice changes no code")
 
 
 def test_what_cannot_be_tried_here_is_skipped_and_says_what_to_do(outcomes):
@@ -371,11 +371,11 @@ FIXTURE = {
     "before": ("passed", ""),
     "while_it_is_applied": ("passed", ""),
     "after": ("passed", ""),
-    "refused": ("failure", "Patch toy-mean is not applied but refused: toy-framework 1.4 is affected"),
-    "advice": ("failure", "cannot be applied: expected a Patch, or the name of one that is registered"),
+    "refused": ("failure", "Patch toy-mean is refused instead of applied: toy-framework 1.4 is affected"),
+    "advice": ("failure", "cannot be applied: expected a Patch, or the name of a registered one"),
     "unknown": ("failure", "names 'toy-mean', which is no patch"),
     "spoiled": ("error", "Patch toy-lost was not reverted: "),
-    "disabled": ("failure", "is not applied but disabled: disabled by RLHF_PATCHES_DISABLE"),
+    "disabled": ("failure", "is disabled instead of applied: disabled by RLHF_PATCHES_DISABLE"),
 }
 
 

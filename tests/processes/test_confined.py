@@ -93,4 +93,4 @@ def test_metadata_under_every_name_that_never_ends(tmp_path, special):
     )
     assert done.returncode == 0, done.stderr[-500:]
     for (_, file), line in zip(paths, done.stdout.splitlines(), strict=True):
-        assert line.startswith(f"{file} has 1048576.0 MiB" if special == "sparse" else f"{file} is no regular file")
+        assert line.startswith(f"{file} has 1048576.0 MiB" if special == "sparse" else f"{file} is not a regular file")

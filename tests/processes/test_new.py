@@ -87,15 +87,15 @@ def test_from_a_new_plugin_to_one_whose_tests_pass(environment, tmp_path):
         *(
             (f"TODO: {text}", "It is written.")
             for text in (
-                *("what the patch repairs, in one line", "what is wrong, in one line", "why upstream does that"),
-                "the configuration in which it bites, in one line",
+                *("what the patch repairs, in one line", "what is wrong, in one line", "why upstream's code does that"),
+                "the configuration in which the bug occurs, in one line",
             )
         ),
         ("TODO: what a user sees, the error message included", "The loss shrinks with padding."),
-        ("TODO: what the patch changes, and what it leaves alone", "It divides by the sum. All else is unchanged."),
+        ("TODO: what the patch changes, and what it does not change", "It divides by the sum. All else is unchanged."),
         ("TODO: the address of upstream's issue or pull request", "https://example.invalid/1"),
         ("TODO: when the patch can be removed", "with toy-framework 2"),
-        ('(),  # TODO: of a bug that raises: (Signature("KeyError", "what it says"),), for `diagnose`', "(),"),
+        ('(),  # TODO: of a bug that raises: (Signature("KeyError", "its message"),), for `diagnose`', "(),"),
     )
     _, said, status = own_tests(environment, tmp_path)
     assert status == 1
@@ -116,7 +116,7 @@ def test_from_a_new_plugin_to_one_whose_tests_pass(environment, tmp_path):
     )
     outcomes, said, status = own_tests(environment, tmp_path)
     assert {name for name, outcome in outcomes.items() if outcome == "FAILED"} == {"test_what_holds_it_is_named"}
-    assert f"{NAME} says: All else is unchanged. (expected a key of words in it" in said
+    assert f"{NAME} states: All else is unchanged. (expected a key of words in it" in said
     fill_in(
         tmp_path / TEST,
         ('"minimal scope": ', '"unchanged": "because the rest is the release\'s own", "minimal scope": '),

@@ -185,10 +185,10 @@ def test_a_case_that_is_right_as_released(prove):
     ("kind", "options", "reason"),
     [
         ("fails", (), "rank 0 ended with status 1: KeyError: 'what is wrong'"),
-        ("says nothing", (), "has left no report"),
-        ("hangs", ("--seconds", "3"), "it was not done after 3 seconds, the limit (--seconds)"),
+        ("says nothing", (), "wrote no report"),
+        ("hangs", ("--seconds", "3"), "it exceeded the limit of 3 seconds (--seconds)"),
         pytest.param(
-            *("grows", ("--memory", "0.3"), "a rank took more than 0.3 GiB, the limit (--memory)"),
+            *("grows", ("--memory", "0.3"), "a rank exceeded the limit of 0.3 GiB (--memory)"),
             marks=pytest.mark.skipif(sys.platform != "linux", reason="memory is read in /proc"),
         ),
     ],
@@ -213,7 +213,7 @@ def test_by_default_all_that_apply_here(prove):
     status, said, _ = prove()
     assert NAME in said
     assert "toy-more" not in said
-    assert "patches that apply here have no proof; their pages say why" in said
+    assert "patches that apply here have no proof; see their pages" in said
     assert status == 0
 
 
@@ -361,8 +361,8 @@ def test_no_gpu_where_one_is_asked_for(prove, site, cuda):
     status, said, complained = prove(NAME, "--gpu")
     assert (status, said) == (2, "")
     assert (
-        "--gpu: torch has no GPU here (RuntimeError: No CUDA GPUs are available); without it all runs on the CPU"
-        in " ".join(complained.split())
+        "--gpu: torch has no GPU here (RuntimeError: No CUDA GPUs are available); "
+        "without --gpu every proof runs on the CPU" in " ".join(complained.split())
     )
     assert not pids(site)
 

@@ -64,9 +64,7 @@ def test_ranges_that_are_right(index, survey):
         ["1.0 to 1.1 (2)", ">=1.0,<1.2", "defect", "applies"],
         ["1.2", "-", "different", "unaffected"],
     ]
-    said = (
-        "what is known of its code in 1 of 5 releases comes with rlhf_patches; the others' are searched in each process"
-    )
+    said = "rlhf_patches ships the search results for 1 of 5 releases; each process searches the code of the others"
     assert out.endswith(f"\n\n{said}\nthe range >=1.0,<1.2: as suggested\n\n")  # 0.9 has no text to search
     assert [row[0] for row in rows(survey(patch(">=1.0,<1.2"), arguments=["--all"])[1])] == [
         "0.9", "0.10", "1.0", "1.1", "1.2",
@@ -113,7 +111,7 @@ def test_a_range_that_holds_and_claims_more_than_was_read(index, survey):
     index.publish("1.0", DEFECT)
     index.publish("1.1", DEFECT)
     assert (
-        "the range >=1.0 holds for these releases, but is open to one side; suggested: >=1.0,<=1.1"
+        "the range >=1.0 holds for these releases, but is open at one end; suggested: >=1.0,<=1.1"
         in (survey(patch(">=1.0"))[1])
     )
     assert "the range >=1.0,<9 holds for these releases; suggested: >=1.0,<=1.1" in survey(patch(">=1.0,<9"))[1]
@@ -149,14 +147,14 @@ def test_what_cannot_be_read_is_said_and_not_guessed(index, survey):
     status, out, err = survey(patch(">=1.0,<1.2"))
     assert status == 2
     assert err == (
-        "rlhf-patches: toy-step: 1.2 could not be looked at: toy-1.2-py3-none-any.whl is damaged or truncated "
-        "(File is not a zip file); get it again\n"
+        "rlhf-patches: toy-step: 1.2 could not be read: toy-1.2-py3-none-any.whl is damaged or truncated "
+        "(File is not a zip file); download it again\n"
     )
     assert [[row[0], row[2], row[-1]] for row in rows(out)] == [
         ["1.0", "defect", "yanked (it deletes files)"],
         ["1.1", "defect", "applies"],
-        ["1.2", "-", f"NOT LOOKED AT: {err.partition(': toy-1.2')[1][2:]}{err.partition(': toy-1.2')[2].strip()}"],
-        ["1.3", "-", "NOT LOOKED AT: the index has neither a wheel nor an sdist of it"],
+        ["1.2", "-", f"NOT READ: {err.partition(': toy-1.2')[1][2:]}{err.partition(': toy-1.2')[2].strip()}"],
+        ["1.3", "-", "NOT READ: the index has neither a wheel nor an sdist of this release"],
         ["1.4", "different", "unaffected"],
     ]
     assert "the range >=1.0,<1.2 holds for these releases; suggested: >=1.0,<=1.1\n" in out, "nothing beyond 1.1 is"
@@ -172,7 +170,7 @@ def test_a_file_that_is_not_what_the_index_says(index, survey, tmp_path):
     file.write_bytes(file.read_bytes() + b" ")
     status, _, err = survey(patch(">=1.0"), arguments=["--cache", str(tmp_path / "cache")])
     assert status == 2
-    assert "toy-1.0-py3-none-any.whl could not be fetched: its sha256 is not the one that the index states" in err
+    assert "toy-1.0-py3-none-any.whl could not be fetched: its sha256 differs from the one that the index states" in err
     assert [path.name for path in (tmp_path / "cache").rglob("*1.0*")] == []
 
 
@@ -185,7 +183,7 @@ def test_fingerprints_are_in_the_form_that_a_wrap_wants(index, survey):
     none = {"0" * 16: "?"}
     status, out, _ = survey(patch(">=1.0,<1.4", Wrap("toy.steps:step", "builtins:print", none)))
     assert status == 1
-    assert f"    {'0' * 16}, which is in the patch, is that of none of these releases\n" in out
+    assert f"    {'0' * 16} of the patch is the fingerprint of none of these releases\n" in out
     text = re.search(r"toy\.steps:step:\n +fingerprints=(\{.*?\n +\})", out, re.DOTALL).group(1)
     found = ast.literal_eval(text)
     assert list(found.values()) == ["1.0 to 1.1, 1.3", "1.2", "1.4"]
@@ -295,7 +293,7 @@ def test_a_survey_leaves_nothing_behind(index, survey, tmp_path, monkeypatch, en
             assert (status, out, err) == (
                 130,
                 "",
-                "rlhf-patches: interrupted; nothing is left but what --cache holds\n",
+                "rlhf-patches: interrupted; only files in --cache are left\n",
             )
         else:
             assert (status, err) == (0, "")
@@ -321,7 +319,7 @@ def test_much_to_fetch_is_said_first(index, survey, monkeypatch):
     """Of torch it is 30 GB. This index states no sizes."""
     index.publish("1.0", DEFECT)
     monkeypatch.setattr("rlhf_patches.cli.survey._MUCH", 0)
-    said = "rlhf-patches: toy: 1 releases, 0 GiB to be fetched; `--releases` chooses some, `--cache` keeps them\n"
+    said = "rlhf-patches: toy: 1 releases, 0 GiB to fetch; `--releases` selects some, `--cache` keeps them\n"
     assert survey(patch(">=1.0,<=1.0"))[::2] == (0, said)
 
 
@@ -343,11 +341,11 @@ def test_nothing_learned_is_no_success(index, survey):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--releases", "one"], "--releases 'one': expected a PEP 440 specifier, '>=1.0,<2' say"),
+        (["--releases", "one"], "--releases 'one': expected a PEP 440 specifier, for example '>=1.0,<2'"),
         (["--releases", ">5"], "has no release of toy >5; the newest is 1.0"),
         (
             ["--index", "http://user:secret@127.0.0.1:9/simple"],
-            "http://127.0.0.1:9/simple could not be asked for toy: ",
+            "http://127.0.0.1:9/simple could not be queried for toy: ",
         ),
     ],
 )

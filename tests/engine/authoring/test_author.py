@@ -47,7 +47,7 @@ def test_matches_are_marked_and_a_rewrite_is_shown_as_a_diff_and_as_a_definition
         (("$$$",), 2, "ast-grep does not take the pattern '$$$': Standalone multi meta variable"),
         (("a\nb",), 2, "Multiple AST nodes are detected. Please check the pattern source `a b`."),
         (("\udcff",), 2, "the pattern '\\udcff' is no text in UTF-8"),
-        (("math.floor($A)", "nothing_like_it($A)"), 2, "it cannot be rewritten so: "),
+        (("math.floor($A)", "nothing_like_it($A)"), 2, "the rewrite is not possible: "),
         (("math.floor($A)", "$G($A)", "--use", "G=math.ceil"), 2, "expected 'module:qualified.name'"),
         (("x", "--in", "no_such_folder/x.whl"), 2, "no_such_folder/x.whl"),
     ],
@@ -72,10 +72,10 @@ def test_a_function_that_is_not_there(said, target, framework, name, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("{}:f", "f is not defined in {0}, which imports it: {0}.mod:f is where it is defined"),
-        ("{}:Base.run", "which imports it: {0}.classes:Base.run is where"),
-        ("{}.user:renamed", "{0}.mod:f is where"),
-        ("{}.classes:Bese.run", "Bese.run is not defined in {0}.classes; the nearest there: Base.run"),
+        ("{}:f", "f is not defined in {0}, which imports it: it is defined in {0}.mod:f"),
+        ("{}:Base.run", "which imports it: it is defined in {0}.classes:Base.run"),
+        ("{}.user:renamed", "it is defined in {0}.mod:f"),
+        ("{}.classes:Bese.run", "Bese.run is not defined in {0}.classes; similar names: Base.run"),
         ("{}.classes:Derived.run", "where Derived inherits it (from Base), name the class that defines it"),
         ("{}.classes:Derived.ruin", "where Derived inherits it (from Base)"),
         ("{}.user:in_a_circle", "in_a_circle is not defined in {0}.user"),

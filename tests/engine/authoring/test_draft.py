@@ -162,7 +162,7 @@ INEXPRESSIBLE = {
     "too large a pattern": (
         "while a:\n" + "".join(f"    b{n} = {n}\n" for n in range(20)),
         "while c:\n    if a:\n        b = 3\n",
-        "the least that can be rewritten has 21 lines",
+        "the smallest possible rewrite has 21 lines",
     ),
 }
 
@@ -203,7 +203,7 @@ def test_what_is_not_the_fix_is_not_drafted(monkeypatch):
         yield "a + 7"
 
     monkeypatch.setattr(draft, "_replacements", wrong)
-    with pytest.raises(Inexpressible, match="what rewrites make of it is not what the fix does"):
+    with pytest.raises(Inexpressible, match="the result of the rewrites differs from the fix"):
         drafted("return a - b", "return a + b")
     assert made
 

@@ -127,7 +127,7 @@ def test_a_mailed_fix_becomes_a_plugin_that_repairs(new, package, engine, monkey
 def test_each_hunk_says_what_is_drafted_and_what_is_not(new, package, engine, monkeypatch):
     status, out, err = new(diff(f"{package.name}/mod.py", OLD, FIXED, context=0))
     assert status == 0
-    assert err == "rlhf-patches: not all is drafted (6 left): the patch is refused until you have written that\n"
+    assert err == "rlhf-patches: 6 changes are not drafted: the patch is refused until you have written them\n"
     blocks = {}
     for line in out.partition("wrote a patch")[0].splitlines():
         if not line.startswith("  "):
@@ -137,15 +137,16 @@ def test_each_hunk_says_what_is_drafted_and_what_is_not(new, package, engine, mo
     told = list(blocks.values())
     name = f"{package.name}.mod"
     uses = "a Rewrite's `uses` brings what its replacement needs"
-    once = "code that runs once, at import, before it can be patched: Wrap or Replace the functions that use it"
+    once = "code that runs once, at import, before it can be patched: Wrap or Replace its users"
+    of_class = "code of the class Model, which exists before it can be patched: Wrap or Replace its methods"
     parameters = (
-        "its parameters become (self, x, y=0), which no change of its code gives it: Wrap or Replace the function"
+        "its parameters become (self, x, y=0), which a change of its code cannot do: Wrap or Replace the function"
     )
     neither = "the new code of total uses helper, which neither it nor its module defines"
     assert told == [
         [f"NOT DRAFTED: {name}: an import: {uses}"],
         [f"NOT DRAFTED: {name}: {once}"],
-        [f"NOT DRAFTED: {name}: code of the class Model, which exists by then: Wrap or Replace its methods"],
+        [f"NOT DRAFTED: {name}: {of_class}"],
         [f"drafted: {name}:Model.loss, 1 rewrite"],
         [
             f"NOT DRAFTED: {name}:Model.other: {parameters}",
@@ -172,12 +173,12 @@ def test_comments_docstrings_and_what_is_removed_need_nothing(new, package):
     )
     status, out, _ = new(diff(f"{package.name}/mod.py", OLD, fixed, context=0))
     assert status == 0
-    assert f"nothing to do: {package.path('mod:total')} is removed, which needs no patch" in out
+    assert f"no change needed: {package.path('mod:total')} is removed, which needs no patch" in out
     text = OLD.replace("Of x.", "Of an x.").replace("    found = 0", "    # nothing yet\n    found = 0")
     status, out, err = new(diff(f"{package.name}/mod.py", OLD, text), "--into", "another")
     assert status == 2
-    assert out.count("comments, docstring or annotations alone") == 2
-    assert "so nothing is written" in err
+    assert out.count("only comments, docstring or annotations") == 2
+    assert "so no file is written" in err
 
 
 def test_what_is_no_code_of_the_package_is_skipped(new, package):
@@ -195,7 +196,7 @@ def test_what_is_no_code_of_the_package_is_skipped(new, package):
     ]
     status, out, err = new("".join(parts))
     assert (status, err) == (0, "")
-    new_module = "a new module: put what the fix needs of it into your package, and name it in `uses`"
+    new_module = "a new module: put the parts that the fix needs into your package, and name them in `uses`"
     skipped = dict(line.removeprefix("skipped: ").split(": ", 1) for line in out.splitlines() if line[:4] == "skip")
     assert skipped == {
         "README.md": "no Python",
@@ -213,14 +214,14 @@ def test_lines_that_have_moved_are_found_and_others_are_not_guessed(new, package
     assert new(moved)[0] == 0
     other = diff(f"{package.name}/mod.py", OLD.replace("x - self", "y - self"), fixed)
     for text, why in (
-        (other, "its lines are not those of"),
-        (diff(f"{package.name}/mod.py", FIXED, OLD.replace("LIMIT = 3", "LIMIT = 5")), "its lines are not those of"),
-        (diff(f"{package.name}/mod.py", OLD.replace("x - self", "x * self"), OLD), "the code has it already"),
+        (other, "its lines do not match"),
+        (diff(f"{package.name}/mod.py", FIXED, OLD.replace("LIMIT = 3", "LIMIT = 5")), "its lines do not match"),
+        (diff(f"{package.name}/mod.py", OLD.replace("x - self", "x * self"), OLD), "the code already has this change"),
     ):
         status, out, err = new(text, "--into", "another")
         assert (status, os.path.exists("another")) == (2, False)
         assert why in out
-        assert "so nothing is written" in err
+        assert "so no file is written" in err
 
 
 def test_half_a_file_is_not_drafted(new, package):
@@ -238,10 +239,10 @@ def test_half_a_file_is_not_drafted(new, package):
 def test_wrong_input_is_one_line(new, said, package, monkeypatch, tmp_path):
     fixed = diff(f"{package.name}/mod.py", OLD, OLD.replace("x - self", "x + self"))
     cases = [
-        ("no diff at all\n", (), "there is no hunk in it"),
-        (fixed.replace("+        return", "*        return"), (), "does not read as a unified diff"),
-        (fixed, ("--kind", "wrap"), "--kind goes with --target"),
-        (fixed, ("--pattern", "x"), "--pattern goes with --target"),
+        ("no diff at all\n", (), "the input has no hunk"),
+        (fixed.replace("+        return", "*        return"), (), "is not a valid unified diff"),
+        (fixed, ("--kind", "wrap"), "--kind requires --target"),
+        (fixed, ("--pattern", "x"), "--pattern requires --target"),
     ]
     for text, arguments, why in cases:
         status, out, err = new(text, *arguments)
@@ -327,8 +328,8 @@ def test_a_path_is_no_code_in_what_is_written(new, package, monkeypatch, tmp_pat
     ("metadata", "left"),
     [
         ('Name: x"""; open("marker", "w"); """\nVersion: 1.0\n', "which distribution on PyPI this is"),
-        (f"Name: other\nVersion: {'1' * 5000}\n", "states no version of PEP 440"),
-        ("Name: other\nVersion: one\n", "states no version of PEP 440"),
+        (f"Name: other\nVersion: {'1' * 5000}\n", "has no PEP 440 version"),
+        ("Name: other\nVersion: one\n", "has no PEP 440 version"),
     ],
 )
 def test_metadata_are_no_code_in_what_is_written(new, package, monkeypatch, tmp_path, metadata, left):
@@ -362,7 +363,7 @@ def test_a_fix_has_a_bound(new, package, said):
         status, out, err = new(text)
         assert (status, out.count("\n"), err.count("\n")) == (2, 2, 1)
         assert "expected 200 of 1000 at most" in out
-        assert "so nothing is written" in err
+        assert "so no file is written" in err
     status, out, err = said("new", "some-fix", "--from-diff", "/dev/zero")
     assert (status, out, err) == (2, "", "rlhf-patches: /dev/zero has more than 8 MiB\n")
     # CoInstalled a part that is drafted it is left to do.
@@ -370,4 +371,4 @@ def test_a_fix_has_a_bound(new, package, said):
     package.list(package.write("more", OLD), package.site / name / "mod.py")
     text = diff(f"{name}/more.py", OLD, fixed) + HUNK.format(name, name, 2001) + "+        y = 1\n" * 2000
     status, out, err = new(text)
-    assert (status, "not all is drafted (1 left)" in err) == (0, True)
+    assert (status, "1 change is not drafted" in err) == (0, True)

@@ -74,8 +74,7 @@ def test_what_is_not_known_is_not_guessed(said, target, patch_of, framework):
     status, _, err = said("new", "unowned-bug", "--target", target)
     assert status == 0
     assert err == (
-        f"rlhf-patches: no metadata list {framework.site / framework.name / 'mod.py'}: "
-        "which distribution it is of is for you to say\n"
+        f"rlhf-patches: no metadata list {framework.site / framework.name / 'mod.py'}: set the distribution yourself\n"
     )
     assert str(patch_of("unowned-bug").variants[0].guard) == "unknown"
     assert "# TODO: which distribution" in Path("unowned-bug/rlhf_patches_unowned_bug/patch.py").read_text()
@@ -149,11 +148,11 @@ def test_wrong_input_is_one_line_and_nothing_is_written(said, target, framework)
         ("some-bug", "--target", module): "expected MODULE:FUNC",
         ("trl-chunked-nll-zero3", "--target", target): "is a built-in patch already",
         ("some-bug", "--target", target, "--in", "nowhere/x.whl"): "nowhere/x.whl does not exist",
-        ("some-bug", "--target", target, "--into", "no/such"): "make it first",
+        ("some-bug", "--target", target, "--into", "no/such"): "create it first",
         ("some-bug", "--target", target, "--pattern", "y"): "does not contain 'y'",
-        ("some-bug", "--target", target, "--pattern", "x", "--replacement", "("): "it cannot be rewritten so",
-        ("some-bug", "--target", target, "--replacement", "x"): "need --pattern",
-        ("some-bug", "--target", target, "--kind", "wrap", "--pattern", "x"): "--pattern is of a rewrite",
+        ("some-bug", "--target", target, "--pattern", "x", "--replacement", "("): "the rewrite is not possible",
+        ("some-bug", "--target", target, "--replacement", "x"): "require --pattern",
+        ("some-bug", "--target", target, "--kind", "wrap", "--pattern", "x"): "--pattern is for a rewrite",
         ("some-bug", "--target", f"{module}:Model.each", "--kind", "wrap"): "is an asynchronous generator",
     }
     for arguments, message in cases.items():

@@ -106,10 +106,10 @@ def test_where_a_release_is_unknown_nothing_is_written(index, write):
     index.publish("1.2", DEFECT, cut=30)
     status, err, text = write()
     assert (status, text) == (2, PLUGIN)
-    assert "no range is moved, since not every release could be looked at" in err
+    assert "no range is moved, because not every release could be read" in err
 
 
 def test_some_releases_tell_no_bounds(write):
     status, err, text = write(arguments=["--releases", ">=1.1"])
     assert (status, text) == (2, PLUGIN)
-    assert "--write goes without --releases" in err
+    assert "--write excludes --releases" in err

@@ -286,15 +286,15 @@ def judge(path):
 def test_what_is_no_release(tmp_path):
     refused(tmp_path / "missing.whl", "does not exist", archive.KINDS)
     os.mkfifo(tmp_path / "pipe.whl")
-    refused(tmp_path / "pipe.whl", "no regular file")
-    refused("/dev/zero", "no regular file")
+    refused(tmp_path / "pipe.whl", "not a regular file")
+    refused("/dev/zero", "not a regular file")
     for suffix in (".whl", ".zip", ".tar.gz", ".tgz"):
         for content in (b"", b"hello\n", bytes(2000)):
             (tmp_path / f"x{suffix}").write_bytes(content)
             refused(tmp_path / f"x{suffix}", "damaged or truncated")
     for suffix in (".py", ".tar", ".tar.bz2", ".egg", ""):
         (tmp_path / f"x{suffix}").write_bytes(b"x = 1\n")
-        refused(tmp_path / f"x{suffix}", "unknown kind", archive.KINDS)
+        refused(tmp_path / f"x{suffix}", "unknown type", archive.KINDS)
 
 
 def test_wheels_without_or_with_two_sets_of_metadata(tmp_path):
@@ -656,5 +656,5 @@ def test_links_in_a_directory_are_followed(tmp_path):
 
 def test_a_folder_where_a_file_should_be(tmp_path):
     folder = make_directory(tmp_path / "d", {"slime/mod.py/x": "", "PKG-INFO/x": "", "slime.egg-info/PKG-INFO/x": ""})
-    with pytest.raises(Unreadable, match="no regular file"):
+    with pytest.raises(Unreadable, match="not a regular file"):
         open_release(str(folder)).source("slime.mod")

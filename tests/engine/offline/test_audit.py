@@ -201,13 +201,13 @@ def test_poetrys_own_notation(requirements, text, version):
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("gone.txt", None, "is not there"),
+        ("gone.txt", None, "does not exist"),
         ("uv.lock", "[[package", "is no TOML"),
         ("uv.lock", "x = 1", "is no uv.lock"),
         ("uv.lock", "package = [1]", "is not as expected"),
         ("uv.lock", "[[package]]\nversion = '1'", "is not as expected"),
-        ("a.txt", "-r https://host/x.txt", "which is not read: give it, too"),
-        ("a.txt", "-r b.txt", "b.txt is not there"),
+        ("a.txt", "-r https://host/x.txt", "which is not read: pass that file, too"),
+        ("a.txt", "-r b.txt", "b.txt does not exist"),
         ("a.txt", "\udcff", "cannot be read"),
     ],
 )
@@ -265,7 +265,7 @@ def test_the_fix_of_a_plugins_bug_is_what_its_range_says(
     cli.main(["audit", str(file)])
     out = capsys.readouterr().out
     assert fixed is None or re.search(rf"plug-bug +{fixed} ", out)
-    said = "newer than 1.9, the newest release read, which has 1 known bug without a fix: plug-bug (plugin plug)"
+    said = "newer than 1.9, the newest release reviewed, which has 1 known bug without a fix: plug-bug (plugin plug)"
     assert (said in out) is bool(newer)
 
 
@@ -311,9 +311,9 @@ HARM = {
     "arrays": ("a.toml", lambda: "a = " + "[" * 50_000, "is no TOML"),
     "deep": ("uv.lock", lambda: "[[package]]\nname = 'trl'\nsource = 1\n", "is not as expected of its format"),
     "large": ("a.txt", lambda: "#" * (16 * 2**20 + 1), "a.txt has more than 16 MiB"),
-    "a link to itself": ("loop.txt", lambda: "", "loop.txt is not there"),
-    "a link to itself, named": ("a.txt", lambda: "-r loop.txt", "loop.txt is not there"),
-    "a folder": ("folder", lambda: "", "folder is no regular file"),
+    "a link to itself": ("loop.txt", lambda: "", "loop.txt does not exist"),
+    "a link to itself, named": ("a.txt", lambda: "-r loop.txt", "loop.txt does not exist"),
+    "a folder": ("folder", lambda: "", "folder is not a regular file"),
 }
 
 
@@ -337,7 +337,7 @@ def test_what_is_made_to_do_harm_is_one_line(requirements, tmp_path, capsys, cas
 def test_a_version_of_digits_alone_is_not_looked_up(requirements, capsys, text):
     assert cli.main(["audit", "--json", str(requirements(text + "\nx==1"))]) == 1
     (row,) = json.loads(capsys.readouterr().out)["dependencies"]
-    assert "is no version of PEP 440" in row["skip_reason"] or row["skip_reason"].startswith("from https://host/")
+    assert "is no PEP 440 version" in row["skip_reason"] or row["skip_reason"].startswith("from https://host/")
 
 
 @pytest.mark.parametrize("what", ["/dev/zero", "unreadable", "no text", "closed"])
@@ -362,8 +362,8 @@ PAIR = "trl-optional-packages"
         ("transformers==5.23.0", "beside transformers 5.23.0, as here (without the patch: pin transformers<5.3.0)"),
         ("transformers==5.2.0", None),
         ("transformers==4.57.6", None),
-        ("transformers>=4.50", "only beside transformers >=5.3.0,<=5.24.0, of which no version is named here"),
-        ("", "only beside transformers >=5.3.0,<=5.24.0, of which no version is named here"),
+        ("transformers>=4.50", "only with transformers >=5.3.0,<=5.24.0, whose version is not pinned"),
+        ("", "only with transformers >=5.3.0,<=5.24.0, whose version is not pinned"),
     ],
 )
 def test_a_bug_of_two_releases(requirements, capsys, transformers, said):

@@ -162,7 +162,7 @@ def test_markdown(audited):
     assert [*row[:3], *row[4:]] == ["trl", "1.5.1", "wrong gradient", "1.9.1", "pins.txt:2"]
     assert below[0] == "deepspeed (pins.txt:3) was not looked up: not pinned: >=0.1"
     assert below[1].startswith("verl 999 (pins.txt:5) was not looked up: newer than ")
-    assert below[2] == "pins.txt:4: 'foo bar' is no requirement (name==version)"
+    assert below[2] == "pins.txt:4: 'foo bar' is not a requirement (name==version)"
     assert below[3].startswith("Checked 1 of 3 supported packages")
 
 
@@ -308,7 +308,7 @@ def test_names_and_lines_that_are_made_to_do_harm(audited, form, name):
     if form == "text":
         return
     harmless = findings_of(form, out)
-    assert sum("is no requirement" in text for text in harmless) == 1
+    assert sum("is not a requirement" in text for text in harmless) == 1
     if form == "sarif":
         uris = {each["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for each in results(out)[1]}
         (uri,) = uris

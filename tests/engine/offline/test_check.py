@@ -146,7 +146,7 @@ def test_a_terminal_gets_no_escape_sequences_from_a_release(said, slime_wheel):
 )
 def test_what_is_no_name_and_version(source, tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "run", None)
-    with pytest.raises(DownloadError, match="is no existing path and no NAME==VERSION") as caught:
+    with pytest.raises(DownloadError, match="is neither an existing path nor NAME==VERSION") as caught:
         fetch(source, tmp_path / "cache")
     assert repr(source) in str(caught.value)
     assert not (tmp_path / "cache").exists()
@@ -206,7 +206,7 @@ def test_an_sdist_that_is_not_what_the_index_says(said, only_an_sdist, tmp_path)
     only_an_sdist.listed("0" * 64)
     status, _, err = said("check", "slime==0.1.0")
     assert (status, err.count("\n")) == (2, 1)
-    assert "slime-0.1.0.tar.gz could not be fetched: its sha256 is not the one that the index states" in err
+    assert "slime-0.1.0.tar.gz could not be fetched: its sha256 differs from the one that the index states" in err
     assert cached(tmp_path) == []
 
 
@@ -220,7 +220,7 @@ def test_pip_is_told_to_use_no_index(said, only_an_sdist, monkeypatch, tmp_path,
         monkeypatch.setenv(how, "1")
     status, _, err = said("check", "slime==0.1.0")
     assert (status, err.count("\n")) == (2, 1)
-    assert "there is neither a wheel nor an sdist of slime==0.1.0 (pip is told to use no index)" in err
+    assert "there is neither a wheel nor an sdist of slime==0.1.0 (pip is configured without an index)" in err
     assert only_an_sdist.requests == []
 
 
@@ -236,7 +236,7 @@ def test_the_index_is_the_one_of_pips_own_configuration(said, only_an_sdist, mon
 def test_a_release_that_there_is_not(said, only_an_sdist):
     status, _, err = said("check", "slime==0.9.9")
     assert (status, err.count("\n")) == (2, 1)
-    assert f"there is neither a wheel nor an sdist of slime==0.9.9 ({only_an_sdist.url} was asked, too)" in err
+    assert f"there is neither a wheel nor an sdist of slime==0.9.9 ({only_an_sdist.url} has none, too)" in err
 
 
 @pytest.mark.exhaustive

@@ -326,7 +326,7 @@ def test_a_file_that_would_wait(tmp_path, monkeypatch):
             return self.file
 
     monkeypatch.setattr(archive, "open", lambda file, mode: Waits(file), raising=False)
-    with pytest.raises(ReleaseError, match=r"a.dist-info/METADATA has nothing to read yet$"):
+    with pytest.raises(ReleaseError, match=r"a.dist-info/METADATA has no data yet$"):
         open_release(str(folder))
 
 

@@ -85,8 +85,8 @@ LINK = f'<a href="/file">{WHEEL}</a>\n'.encode()
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        (lambda: _slowly(HEAD + b"\r\n"), "not come to an end in time"),
-        (lambda: _slowly(b"HTTP/1.1 200 OK\r\nX: "), "not come to an end in time"),
+        (lambda: _slowly(HEAD + b"\r\n"), "exceeded the time limit"),
+        (lambda: _slowly(b"HTTP/1.1 200 OK\r\nX: "), "exceeded the time limit"),
         (lambda: without_end(HEAD, 0.01), "HTTPException: got more than 100 headers"),
         (lambda: _then(HEAD + b"\r\n", without_end(LINK * 10_000)), "it has more than 1 MiB"),
         (
@@ -96,9 +96,9 @@ LINK = f'<a href="/file">{WHEEL}</a>\n'.encode()
             "than 1 MiB",
         ),
         (lambda: [HEAD + b"Content-Length: 4000\r\n\r\n" + LINK], "bytes early"),
-        (lambda: [page(b"[" * 100_000, kind=JSON)], "could not be asked"),
-        (lambda: [page(b'{"files": 3}', kind=JSON)], "could not be asked"),
-        (lambda: [page(b'{"files": [{"filename": 3, "url": 1}]}', kind=JSON)], "could not be asked"),
+        (lambda: [page(b"[" * 100_000, kind=JSON)], "could not be queried"),
+        (lambda: [page(b'{"files": 3}', kind=JSON)], "could not be queried"),
+        (lambda: [page(b'{"files": [{"filename": 3, "url": 1}]}', kind=JSON)], "could not be queried"),
         (lambda: [page(LINK * 101)], "more than 100 files of toy"),
     ],
     ids=["a byte at a time", "headers", "many headers", "bytes", "chunks", "cut", "deep", "number", "name", "files"],
@@ -108,7 +108,7 @@ def test_a_page_is_bounded_as_a_whole(server, monkeypatch, parts, said):
     monkeypatch.setattr(indexes, "MAX_PAGE", 2**20)
     monkeypatch.setattr(indexes, "MAX_FILES", 100)
     server.answers["/simple/toy/"] = parts()
-    with pytest.raises(IndexProblem, match=r"/simple/ (could not be asked for toy|lists)") as caught:
+    with pytest.raises(IndexProblem, match=r"/simple/ (could not be queried for toy|lists)") as caught:
         found(server)
     assert said in str(caught.value)
 
@@ -126,7 +126,8 @@ def test_a_file_is_bounded_as_a_whole(server, monkeypatch, tmp_path):
     monkeypatch.setattr(indexes, "MAX_FILE", 2**20)
     monkeypatch.setattr(indexes, "FILE_SECONDS", 1)
     server.lists()
-    for parts, said in ((without_end(b"x" * 2**16), "more than 1 MiB"), (without_end(b"x", 0.1), "to an end in time")):
+    cases = ((without_end(b"x" * 2**16), "more than 1 MiB"), (without_end(b"x", 0.1), "exceeded the time limit"))
+    for parts, said in cases:
         server.answers["/file"] = _then(HEAD + b"\r\n", parts)
         with pytest.raises(IndexProblem, match=said):
             Index().fetch(found(server)._replace(url=f"{server.url}/file"), tmp_path / "new" / "folder")
@@ -155,10 +156,10 @@ def test_names_that_lead_elsewhere(server, tmp_path, name, kind):
     server.answers["/file"] = [page(b"new")]
     victim = tmp_path / "victim.whl"
     victim.write_text("mine")
-    with pytest.raises(IndexProblem, match="is no file's name: it is built to do harm"):
+    with pytest.raises(IndexProblem, match="is not a file name: it is malicious"):
         found(server)
     for hashes in ({}, {"sha256": hashlib.sha256(b"new").hexdigest()}):
-        with pytest.raises(IndexProblem, match="is no file's name"):
+        with pytest.raises(IndexProblem, match="is not a file name"):
             Index().fetch(File(name, f"{server.url}/file", hashes), tmp_path / "toy" / "1.0")
     assert victim.read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["victim.whl"]
@@ -199,10 +200,10 @@ def test_what_a_page_lists(server):
 @pytest.mark.parametrize("to", ["file:///etc/hostname", "ftp://127.0.0.1/x", "data:,x"])
 def test_only_the_web_is_read(server, tmp_path, to):
     server.lists(url=to)
-    with pytest.raises(IndexProblem, match="is no address of the web"):
+    with pytest.raises(IndexProblem, match="is not a web address"):
         Index().fetch(found(server), tmp_path)
     server.answers["/simple/toy/"] = [page(b"", "302 Found", Location=to)]
-    with pytest.raises(IndexProblem, match="could not be asked"):
+    with pytest.raises(IndexProblem, match="could not be queried"):
         found(server)
     assert list(tmp_path.iterdir()) == []
 

@@ -127,7 +127,7 @@ def row(pin_, name="a", entries=("trl.trainer.dpo_trainer",)):
 def test_what_to_pin_holds_for_all_that_fails(bounds, pinned):
     found = pairs.Failing(pin("trl", "1.0"), ("transformers", "5.0"), tuple(map(row, bounds)))
     assert found.pins == pinned
-    assert (f"pin {pinned}" if pinned else "no transformers that its metadata allow has all of it") in found.why
+    assert (f"pin {pinned}" if pinned else "no transformers that its metadata allow has all of them") in found.why
 
 
 def test_a_pair_alone_is_a_finding():
