@@ -285,7 +285,7 @@ def _loose(records: list[Record], patch: KnownBug, number: int, variant: Variant
 def _not_the_newest(records: list[Record], beside: CoInstalled | None) -> Iterator[str]:
     """Ends of another distribution's range that say "the newest when read" (``<=``) and are not.
 
-    CoInstalled a later release, which was mended, every start would ask its user for a report.
+    With a later release, which was mended, every start would ask its user for a report.
     """
     if beside is None:
         return

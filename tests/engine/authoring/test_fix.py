@@ -366,7 +366,7 @@ def test_a_fix_has_a_bound(new, package, said):
         assert "so no file is written" in err
     status, out, err = said("new", "some-fix", "--from-diff", "/dev/zero")
     assert (status, out, err) == (2, "", "rlhf-patches: /dev/zero has more than 8 MiB\n")
-    # CoInstalled a part that is drafted it is left to do.
+    # Beside a part that is drafted it is left to do.
     fixed = OLD.replace("x - self.scale", "x + self.scale")
     package.list(package.write("more", OLD), package.site / name / "mod.py")
     text = diff(f"{name}/more.py", OLD, fixed) + HUNK.format(name, name, 2001) + "+        y = 1\n" * 2000

@@ -202,7 +202,7 @@ def test_who_acknowledges_what_is_no_patch_is_told(engine, patches, monkeypatch)
 def test_an_advice_is_a_warning_once_in_a_process_that_imports_the_code(
     framework, engine, patches, said, monkeypatch, asked
 ):
-    """CoInstalled the first problem too. Strict mode is for what is refused."""
+    """Together with the first problem too. Strict mode is for what is refused."""
     if asked:
         monkeypatch.setenv("RLHF_PATCHES_LOG", asked)
     monkeypatch.setenv("RLHF_PATCHES_STRICT", "1")

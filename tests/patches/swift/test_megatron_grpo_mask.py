@@ -29,7 +29,7 @@ RELEASES = ["swift-3.12", *(pytest.param(each, marks=exhaustive) for each in ("s
 
 def levels(release):
     if release[0].isdigit():
-        # CoInstalled what 3.12 asks for, megatron-core 0.15 and TRL 0.24, as these do.
+        # With what 3.12 asks for, megatron-core 0.15 and TRL 0.24, as these do.
         folders = unpacked.folders(f"ms-swift=={release}"), str(side_by_side.folder("swift-3.12"))
         return (*PACKAGES, Level("tests.harness.loading:swift_megatron_rollouts", os.pathsep.join(folders)))
     return swift(release, "swift_megatron_rollouts")
