@@ -58,7 +58,7 @@ def _rehearse(options: argparse.Namespace) -> int:
 def _findings(command: list[str], mode: str) -> Any:
     """The results of a rehearsal of the command; the command's exit status if no rehearsal took place."""
     with tempfile.TemporaryDirectory(prefix="rlhf-patches-rehearse-") as folder:
-        path = os.path.join(folder, "found.json")
+        path = os.path.join(folder, "results.json")
         os.environ[settings.PREFIX + "REHEARSE"] = mode
         os.environ[settings.PREFIX + "REHEARSED"] = path
         status = run.run(command)

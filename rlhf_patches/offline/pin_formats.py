@@ -1,4 +1,4 @@
-"""Lock files and lists with a structure: TOML, JSON, and YAML."""
+"""Lock files and lists in TOML, JSON and YAML."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# Keys of more parts take tomllib the square of them, each time that they occur.
+# For keys of more parts tomllib takes quadratic time, at each occurrence.
 _DEEP_KEY = re.compile(r"""(?<![\w."'-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}""", re.ASCII)
 _SOURCES = ("git", "url", "path", "directory", "editable", "virtual", "file")
 _WRONG = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
@@ -30,7 +30,7 @@ def _as_expected(entries: Iterator[Entry], place: str) -> Iterator[Entry]:
     try:
         yield from entries
     except _WRONG as error:
-        raise PinsError(f"{place} is not as expected of its format: {type(error).__name__}: {error}") from error
+        raise PinsError(f"{place} does not have the expected form: {type(error).__name__}: {error}") from error
 
 
 # ------------------------------------------------------------------------------------------ TOML
@@ -40,26 +40,27 @@ def of_toml(text: str, place: str) -> Iterator[Entry]:
     """uv.lock, poetry.lock, pdm.lock, pylock.toml and pyproject.toml.
 
     Raises:
-        PinsError: it is none of them.
+        PinsError: the text is none of these.
     """
     if _DEEP_KEY.search(text):
-        raise PinsError(f"{place} has a key of more than 32 parts, which no lock file has")
+        raise PinsError(f"{place} has a key of more than 32 parts, the limit for a lock file")
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # more digits than Python converts; nested too deeply
-        raise PinsError(f"{place} is no TOML: {error}") from error
+        raise PinsError(f"{place} is not valid TOML: {error}") from error
     if "package" in data or "packages" in data:
         yield from _as_expected(_locked(data.get("package") or data.get("packages", ()), place), place)
     elif "project" in data or "tool" in data or "dependency-groups" in data:
         yield from _as_expected(_project(data, place), place)
     else:
         raise PinsError(
-            f"{place} is no uv.lock, poetry.lock, pdm.lock, pylock.toml or pyproject.toml: it has none of their tables"
+            f"{place} is not a uv.lock, poetry.lock, pdm.lock, pylock.toml or pyproject.toml: it has none of their "
+            "tables"
         )
 
 
 def _locked(packages: Iterable[Mapping[str, Any]], place: str) -> Iterator[Entry]:
-    """A table for each package, and several of one where markers choose."""
+    """Read a table for each package; packages selected by markers have several."""
     for package in packages:
         source = package.get("source") or package.get("vcs") or package.get("directory") or {}
         of_uv = next((f"{kind} {source[kind]}" for kind in _SOURCES if kind in source), "")
@@ -77,7 +78,7 @@ def _locked(packages: Iterable[Mapping[str, Any]], place: str) -> Iterator[Entry
 
 
 def _project(data: Mapping[str, Any], place: str) -> Iterator[Entry]:
-    """pyproject.toml: what the project and its extras and groups ask for."""
+    """Read pyproject.toml: the requirements of the project, its extras and groups."""
     project = data.get("project", {})
     lists = [("", project.get("dependencies", ()))]
     lists += [(f"extra {name}", texts) for name, texts in project.get("optional-dependencies", {}).items()]
@@ -103,7 +104,7 @@ def _project(data: Mapping[str, Any], place: str) -> Iterator[Entry]:
 
 
 def _of_tool(table: Any, place: str, where: str) -> Iterator[Entry]:
-    """What other tools' tables name: uv's, PDM's, hatch's and pixi's ``...dependencies`` are only searched."""
+    """Search other tools' tables: ``...dependencies`` of uv, PDM, hatch and pixi are not parsed."""
     for key, value in table.items() if isinstance(table, Mapping) else ():
         if "dependenc" in key or key == "sources":
             text = json.dumps(value, default=str)
@@ -113,7 +114,7 @@ def _of_tool(table: Any, place: str, where: str) -> Iterator[Entry]:
 
 
 def _of_poetry(name: str, wanted: Any, place: str, note: str) -> Pin:
-    """Poetry's own notation: a bare version and ``==`` are pins, the rest (``^``, ``~``) is a range."""
+    """Parse Poetry's notation: a bare version and ``==`` are pins, others (``^``, ``~``) are ranges."""
     version = wanted.get("version") if isinstance(wanted, Mapping) else wanted
     text = version if isinstance(version, str) else json.dumps(wanted, default=str)
     bare = text.removeprefix("==").strip()
@@ -127,21 +128,21 @@ def _of_poetry(name: str, wanted: Any, place: str, note: str) -> Pin:
 
 
 def of_json(text: str, place: str) -> Iterator[Entry]:
-    """Pipfile.lock, and what `pip list --format json`, `uv pip list` and `conda list --json` print.
+    """Read Pipfile.lock, and the output of `pip list --format json`, `uv pip list` and `conda list --json`.
 
     Raises:
-        PinsError: it is none of them.
+        PinsError: the text is none of these.
     """
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise PinsError(f"{place} is no JSON: {error}") from error
+        raise PinsError(f"{place} is not valid JSON: {error}") from error
     if isinstance(data, list):
         yield from _listed(data, place)
     elif isinstance(data, dict) and "_meta" in data:
         yield from _as_expected(_of_pipfile(data, place), place)
     else:
-        raise PinsError(f"{place} is no Pipfile.lock, and no list that `pip list` or `conda list` prints as JSON")
+        raise PinsError(f"{place} is neither a Pipfile.lock nor a list that `pip list` or `conda list` prints as JSON")
 
 
 def _listed(data: list[Any], place: str) -> Iterator[Entry]:
@@ -150,7 +151,7 @@ def _listed(data: list[Any], place: str) -> Iterator[Entry]:
         if isinstance(name, str) and isinstance(version, str):
             yield Pin(canonicalize_name(name), version, place)
         else:
-            yield Unread(f"{place}, entry {number}", "no object with a name and a version")
+            yield Unread(f"{place}, entry {number}", "not an object with a name and a version")
 
 
 def _of_pipfile(data: Mapping[str, Any], place: str) -> Iterator[Entry]:
@@ -173,10 +174,10 @@ _OTHER_KEYS = re.compile(r"name|channels|prefix|variables|platforms?|category|ve
 
 
 def of_yaml(text: str, place: str, lines: Lines) -> Iterator[Entry]:
-    """conda's environment.yml and conda-lock.yml; what they do not have is an `Unread`.
+    """Read conda's environment.yml and conda-lock.yml; other contents give an `Unread`.
 
     Raises:
-        PinsError: it is none of them.
+        PinsError: the text is neither of them.
     """
     try:
         root = yaml_nodes.compose(text, place)
@@ -184,7 +185,7 @@ def of_yaml(text: str, place: str, lines: Lines) -> Iterator[Entry]:
         raise PinsError(str(error)) from error
     sections = root.value if isinstance(root, yaml.MappingNode) else []
     if not any(key.value in ("dependencies", "package") for key, _ in sections):
-        raise PinsError(f"{place} is no environment.yml or conda-lock.yml: it has no list `dependencies` or `package`")
+        raise PinsError(f"{place} is neither environment.yml nor conda-lock.yml: it has no `dependencies` or `package`")
     for key, value in sections:
         if key.value == "dependencies":
             yield from _dependencies(value, place, lines)
@@ -195,7 +196,7 @@ def of_yaml(text: str, place: str, lines: Lines) -> Iterator[Entry]:
 
 
 def _dependencies(section: yaml.Node, place: str, lines: Lines) -> Iterator[Entry]:
-    """conda's specifications, and below ``pip`` pip's requirements."""
+    """Read conda's specifications, and pip's requirements below ``pip``."""
     for item in _items(section):
         if _is_text(item):
             yield of_conda(item.value, _at(place, item))
@@ -208,11 +209,11 @@ def _dependencies(section: yaml.Node, place: str, lines: Lines) -> Iterator[Entr
                 if _is_text(requirement):
                     yield from lines.line(requirement.value, _at(place, requirement))
                 else:
-                    yield Unread(_at(place, requirement), "expected a requirement of pip's")
+                    yield Unread(_at(place, requirement), "expected a pip requirement")
 
 
 def _packages(section: yaml.Node, place: str) -> Iterator[Entry]:
-    """A lock file's packages."""
+    """Read a lock file's packages."""
     for item in _items(section):
         fields = item.value if isinstance(item, yaml.MappingNode) else []
         package = {key.value: value.value for key, value in fields if _is_text(key) and _is_text(value)}
@@ -220,7 +221,7 @@ def _packages(section: yaml.Node, place: str) -> Iterator[Entry]:
 
 
 def _items(section: yaml.Node) -> list[yaml.Node]:
-    """Those of a list; what is no list is one item, which nothing reads."""
+    """The items of a list; another node is one item, which is reported."""
     return list(section.value) if isinstance(section, yaml.SequenceNode) else [section]
 
 
@@ -235,6 +236,6 @@ def _at(place: str, node: yaml.Node) -> str:
 def _of_conda_lock(package: Mapping[str, str], where: str) -> Entry:
     name, version = package.get("name"), package.get("version")
     if not name or not version:
-        return Unread(where, "no package with a name and a version")
+        return Unread(where, "not a package with a name and a version")
     platform = package.get("platform")
     return Pin(canonicalize_name(name), version, where, f"on {platform}" if platform else "")

@@ -11,7 +11,7 @@ from .yaml_nodes import line_of, not_yaml
 
 _WHOLE = re.compile(r"(0|[1-9][0-9]{0,9})(?:\.0)?")
 _UNCLEAR = re.compile(r"[-+.0-9].*|~|null|Null|NULL|", re.DOTALL)
-_MOST_SETTINGS = 10_000  # aliases of aliases make exponentially many
+_MOST_SETTINGS = 10_000  # nested aliases give exponentially many
 
 
 class RunConfigError(Exception):
@@ -19,19 +19,19 @@ class RunConfigError(Exception):
 
 
 def settings(root: yaml.MappingNode, place: str) -> Iterator[tuple[str, str | int | None, int]]:
-    """Each key, joined with dots, with its value and its line; None for a value that is no word or whole number.
+    """Each key, joined with dots, with its value and line; the value is None if it is no word or whole number.
 
     Merge keys (``<<``) and aliases are resolved, as `yaml.safe_load` does. Keys within lists are left out.
 
     Raises:
-        RunConfigError: a key occurs twice or is no plain text, or an alias refers to what contains it.
+        RunConfigError: a key occurs twice or is no plain text, or an alias refers to a mapping that contains it.
     """
     try:
         for number, setting in enumerate(_settings(root, (), (), place), 1):
             if number > _MOST_SETTINGS:
                 raise RunConfigError(f"{place} has more than {_MOST_SETTINGS} settings")
             yield setting
-    except yaml.YAMLError as error:  # of a merge key
+    except yaml.YAMLError as error:  # from a merge key
         raise RunConfigError(str(not_yaml(error, place))) from error
     except RecursionError as error:
         raise RunConfigError(f"{place} is nested too deeply") from error
@@ -51,16 +51,16 @@ def _settings(
 
 
 def _items(node: yaml.MappingNode, place: str) -> dict[str, tuple[yaml.ScalarNode, yaml.Node]]:
-    """The keys of a mapping, those that a merge key brings included."""
+    """The keys of a mapping, including those of merge keys."""
     own = set[str]()
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode) or key.value in own:
-            reason = "the key occurs twice" if isinstance(key, yaml.ScalarNode) else "a key is no plain text"
+            reason = "the key occurs twice" if isinstance(key, yaml.ScalarNode) else "a key is not plain text"
             raise RunConfigError(f"{_at(place, key)}: {reason}")
         own.add(key.value)
     if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
         node = yaml.MappingNode(node.tag, [*node.value], node.start_mark, node.end_mark)
-        yaml.SafeLoader("").flatten_mapping(node)  # what is merged comes first
+        yaml.SafeLoader("").flatten_mapping(node)  # merged keys come first
     return {key.value: (key, value) for key, value in node.value}
 
 
@@ -69,7 +69,7 @@ def _scalar(node: yaml.Node) -> str | int | None:
         return None
     if node.style in ("'", '"'):
         return str(node.value)
-    if yaml.SafeLoader("").resolve(yaml.ScalarNode, node.value, (True, False)) != node.tag:  # a tag of its own
+    if yaml.SafeLoader("").resolve(yaml.ScalarNode, node.value, (True, False)) != node.tag:  # an explicit tag
         return None
     number = _WHOLE.fullmatch(node.value)
     if number is not None:

@@ -80,7 +80,7 @@ def refused_where_edited(case: Case, folder: Path) -> None:
     """It is refused if any function that it changes is edited; unaffected without a known version."""
     __tracebackhide__ = True
     others = [other.guard for other in case.patch.variants if other is not case.variant]
-    elsewhere = [f"the code is that of {guard.distribution} {guard.versions}" for guard in others]
+    elsewhere = [f"the code matches {guard.distribution} {guard.versions}" for guard in others]
     number = 0
     for number, (target, module, text) in enumerate(case.edits(), 1):
         for version, row in case.rows(folder / str(number), (case.version, UNKNOWN), {module: text}).items():
@@ -90,7 +90,7 @@ def refused_where_edited(case: Case, folder: Path) -> None:
                 if not any(text in row.reason for text in elsewhere):
                     _is(row, Status.UNAFFECTED, what)
             elif isinstance(case.patch, Advice):
-                _require("whether the bug is there is not known" in row.reason, f"{_status_of(row)} {what}")
+                _require("the bug may be present" in row.reason, f"{_status_of(row)} {what}")
             else:
                 _is(row, Status.REFUSED, what)
     _require(number > 0, f"{case}: no function was edited")

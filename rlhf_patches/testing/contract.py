@@ -63,7 +63,7 @@ class PatchContract:
         """No lock, queue, thread or future without a timeout, in its implementations and the code that they use."""
         checks.waits_have_bounds(self.patch)
 
-    def test_it_keeps_its_hands_off(self) -> None:
+    def test_it_has_no_side_effects(self) -> None:
         """No assignment to arguments of its implementations, and no call that is known to write."""
         checks.side_effects(self.patch)
 

@@ -220,20 +220,20 @@ def test_verify_does_not_wait_for_ever():
 def test_bytes_that_are_no_text_are_no_json(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
     assert cli.main(["ray-env", "-"]) == 2
-    assert "no JSON ('utf-8' codec can't decode byte 0xff" in capsys.readouterr().err
+    assert "not JSON ('utf-8' codec can't decode byte 0xff" in capsys.readouterr().err
 
 
 def test_the_command_with_its_input_closed(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", None)
     assert cli.main(["ray-env", "-"]) == 2
-    assert "is no JSON" in capsys.readouterr().err
+    assert "is not JSON" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("{", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
         ("[1]", "expected a dictionary"),
         ('{"worker_process_setup_hook": "mine.setup"}', "mine.setup"),
         ('{"env_vars": {"RLHF_PATCHES_ONLY": "trl-chunk-nll-zero3"}}', "did you mean 'trl-chunked-nll-zero3'"),

@@ -167,7 +167,7 @@ def test_of_this_module():
 
 class TestHeld(PatchContract):
     patch = patch("mean", changes_numbers="On one rank nothing changes.")
-    held = {**RULE_COVERAGE, "backward compatible": ("test_it_keeps_its_hands_off", "test_more.py::test_elsewhere"),
+    held = {**RULE_COVERAGE, "backward compatible": ("test_it_has_no_side_effects", "test_more.py::test_elsewhere"),
             "nothing changes": "because there is one number on one rank"}
 
 class TestAdviceIsHeldByNothing(TestAdvice):
@@ -235,7 +235,7 @@ FIELDS, TEXT, EDITED = "fields_are_complete", "applies_to_the_text", "is_refused
 OUTSIDE, FIXED_RELEASE = "stays_away_from_versions_outside", "leaves_a_release_without_the_bug_alone"
 BESIDE = "stays_away_beside_other_releases"
 HERE = "is_applied_reverted_and_disabled"
-BOUND, HANDS_OFF = "what_it_waits_for_has_a_bound", "keeps_its_hands_off"
+BOUND, SIDE_EFFECTS = "what_it_waits_for_has_a_bound", "has_no_side_effects"
 HOLDS = "what_holds_it_is_named"
 OF_TEXT = (TEXT, EDITED, OUTSIDE)
 
@@ -286,7 +286,7 @@ def became(outcomes, of_class, part):
 @pytest.mark.parametrize("of_class", ["TestRight", "TestWrap", "TestReplace", "TestShort", "TestAdvice"])
 def test_a_right_patch_passes(outcomes, of_class):
     releases = {"TestRight": 3}.get(of_class, 1)
-    for part in (FIELDS, BOUND, HANDS_OFF, HERE):
+    for part in (FIELDS, BOUND, SIDE_EFFECTS, HERE):
         assert became(outcomes, of_class, part)[0] == ["passed"]
     for part in OF_TEXT:
         found, said = became(outcomes, of_class, part)
@@ -316,7 +316,7 @@ WRONG = {
     "TestNoSuchRelease": (TEXT, "releases names 'there/is/none.whl'"),
     "TestOtherRelease": (TEXT, "releases names 'other': other has no toy, so it cannot test Patch toy-mean"),
     "TestWaits": (BOUND, "waits.py:7: `with lock` waits without a bound"),
-    "TestWrites": (HANDS_OFF, "writes.py:4: `losses[0]` is assigned to, which belongs to an argument"),
+    "TestWrites": (SIDE_EFFECTS, "writes.py:4: `losses[0]` is assigned to, which belongs to an argument"),
     "TestRuleMissing": (HOLDS, 'it has no "no new blocking": '),
     "TestNoSuchTest": (HOLDS, '"no side effects": there is no test test_of_another_module in this module'),
     "TestClaim": (HOLDS, "toy-mean says: On one rank nothing changes. (expected a key of words in it"),

@@ -32,7 +32,7 @@ def test_what_it_waits_for_has_a_bound(patch):
 
 
 @each_patch
-def test_it_keeps_its_hands_off(patch):
+def test_it_has_no_side_effects(patch):
     checks.side_effects(patch)
 
 

@@ -252,7 +252,7 @@ def test_directories_and_their_metadata(tmp_path, files, version, reason):
     ("text", "status", "reason"),
     [
         (TEXT, Status.APPLIES, "and the code is recognised"),
-        ("def add(a, b):\n    return a + b\n", Status.UNAFFECTED, "the defect is not in the code"),
+        ("def add(a, b):\n    return a + b\n", Status.UNAFFECTED, "the code does not have the defect"),
         ("def add(a, b:\n", Status.REFUSED, "does not parse"),
         ("# coding: hex\n00", Status.REFUSED, "cannot be decoded"),
         (None, Status.ABSENT, "there is no module slime.deep.mod"),
