@@ -89,7 +89,7 @@ class Settings(NamedTuple):
         """Why a patch is off that upstream contests, and who holds what is ``contested``; None when it is not off."""
         if not contested or name in self.named:
             return None
-        return f"off unless asked for by name (RLHF_PATCHES_ENABLE={name}): {contested}"
+        return f"off by default (RLHF_PATCHES_ENABLE={name} enables it): {contested}"
 
     def switched_off(self, name: str) -> str | None:
         """Why a patch is switched off, None when it is not. Of what is contested, `unasked` says more."""
@@ -173,7 +173,7 @@ def _named(names: Sequence[str], hint: str, environment: Mapping[str, str]) -> f
     if wrong:
         said = [
             f"{PREFIX}ENABLE names {name!r}, "
-            + ("a glob: expected names" if set(name) & set("*?[") else f"which is no patch{nearest(name, names)}")
+            + ("a glob: expected names" if set(name) & set("*?[") else f"which is not a patch{nearest(name, names)}")
             for name in wrong
         ]
         raise SettingsError(LINE.join(said) + hint)
@@ -315,7 +315,7 @@ def expand(patterns: Iterable[str] | str | None, names: Sequence[str], what: str
         chosen.update(matching)
         unknown += [] if matching else [pattern]
     if unknown:
-        said = [f"{what} names {pattern!r}, which is no patch{nearest(pattern, names)}" for pattern in unknown]
+        said = [f"{what} names {pattern!r}, which is not a patch{nearest(pattern, names)}" for pattern in unknown]
         raise SettingsError(LINE.join(said) + hint)
     return tuple(name for name in names if name in chosen)
 

@@ -1,1 +1,1 @@
-"""What a patch is, where patches come from, and the words in which their state is told."""
+"""Definitions of patches, their sources, and the texts that report their status."""

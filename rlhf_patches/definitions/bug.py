@@ -1,4 +1,4 @@
-"""A known bug: what is said of it, how it shows in a log, and the shapes of upstream's code that have it."""
+"""A known bug: its description, its signatures in logs, and the shapes of upstream's code that have it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ _SETTING = re.compile(r"[a-z_][\w.]*=[^\s|=A-Z]+(?:\|[^\s|=A-Z]+)*")
 @names_fields
 @dataclass(frozen=True)
 class Signature:
-    """An exception by which a bug shows in a log.
+    """An exception that identifies a bug in a log.
 
     Attributes:
-        exception: its type, without the module.
-        message: what the first line of its text contains; empty for any text.
-        frames: functions, ``module:qualified.name``, one of which is in the traceback; empty for the targets of the
+        exception: the exception's type, without the module.
+        message: a part of the first line of the exception's text; empty for any text.
+        frames: functions, ``module:qualified.name``, one of which is in the traceback; if empty, the targets of the
             patch's changes.
-        specific: whether the text is this bug's own, so that it is likely even without a traceback. An empty text
-            never is.
+        specific: whether the text identifies this bug even without a traceback. An empty text never does.
     """
 
     exception: str
@@ -38,7 +37,7 @@ class Signature:
     def __post_init__(self) -> None:
         if not isinstance(self.exception, str) or not self.exception.isidentifier():
             raise DefinitionError(
-                f"Signature.exception is {shown(self.exception)}: expected a type's name, 'KeyError' say"
+                f"Signature.exception is {shown(self.exception)}: expected a type's name, such as 'KeyError'"
             )
         check_types(self, f"Signature of {self.exception}: ")
         for path in self.frames:
@@ -49,30 +48,30 @@ class Signature:
 
 
 HARMS = ("wrong gradient", "wrong weights", "wrong data", "wrong metric", "hang", "crash", "memory", "slow")
-"""What a bug does to a run, the worst first: what goes on and is found weeks later, then what stops or is seen."""
+"""The harms of a bug to a run, the worst first: silent errors, then what stops the run or is visible."""
 
 
 class KnownBug:
-    """What a `Patch`, an `Advice` and a `Watch` have in common. Pages and CLI texts are generated from their fields.
+    """The common base of `Patch`, `Advice` and `Watch`. Pages and CLI texts are generated from the fields.
 
     Attributes:
         name: kebab-case, framework first: ``megatron-core-forward-pre-hook-reentry``.
         summary: one line.
-        symptom: what a user sees, error message included, so that a search for it finds this page.
-        cause: why upstream does that (Markdown).
-        references: addresses of upstream issues and pull requests.
-        variants: one for each shape of upstream's code that has the bug. All are for the same distribution, and no
-            release is in the range of two.
+        symptom: what a user sees, including the error message, so that a search for it leads to this page.
+        cause: the cause in upstream's code (Markdown).
+        references: URLs of upstream issues and pull requests.
+        variants: one for each shape of upstream's code that has the bug. All are for the same distribution, and their
+            ranges of releases do not overlap.
         obsolete_when: when this entry can be removed.
-        signatures: for a bug that raises: the exceptions by which ``rlhf-patches diagnose`` tells it in a log.
-        harm: one of `HARMS`, the worst that it does; nothing where that is not said.
-        bug: what is wrong, in one line; of an advice its summary.
-        when: the configuration in which it bites, in one line.
-        excluded_by: settings with which it cannot, for certain: ``zero_optimization.stage=absent|0|3``. Each is a key
-            of a configuration file or of the command line, with its dots, and values of it, in lower case; "absent" is
-            for keys of DeepSpeed's file. One that holds is enough for ``rlhf-patches audit --config`` to hide the bug.
-        affects_rollouts: whether it lies between the trainer and the engine that samples.
-        changes_numbers, contested: of a `Patch`.
+        signatures: the exceptions by which ``rlhf-patches diagnose`` identifies the bug in a log.
+        harm: the worst of `HARMS` that it causes; empty if not stated.
+        bug: the defect in one line; for an advice, its summary.
+        when: the configuration in which it occurs, in one line.
+        excluded_by: settings with which it certainly does not occur: ``zero_optimization.stage=absent|0|3``. Each is a
+            key of a configuration file or of the command line, with its dots, and values in lower case; "absent" is
+            for keys of DeepSpeed's file. ``rlhf-patches audit --config`` hides the bug if one of them matches.
+        affects_rollouts: whether it concerns the trainer and the inference engine together.
+        changes_numbers, contested: fields of a `Patch`.
     """
 
     kind: ClassVar[str]
@@ -98,7 +97,7 @@ class KnownBug:
         check_types(self, f"{self}: ")
         for text in self._texts():
             if not getattr(self, text).strip():
-                raise DefinitionError(f"{self}: {text} is empty; users read it, so write it")
+                raise DefinitionError(f"{self}: {text} is empty; expected a text for users")
         for text in ("summary", "bug", "when"):
             if "\n" in getattr(self, text):
                 raise DefinitionError(f"{self}: {text} has several lines; expected one")
@@ -127,24 +126,24 @@ class KnownBug:
         if len(distributions) > 1:
             raise DefinitionError(
                 f"{self}: its variants are for {', '.join(distributions)}; expected one distribution, "
-                "and a patch of its own for each other"
+                "and a separate patch for each other"
             )
         for one, other in itertools.combinations(self.variants, 2):
             version = one.guard.shares_a_version_with(other.guard)
             if version is not None:
                 raise DefinitionError(
                     f"{self}: version {version} is in the range of two variants, {one.guard.versions!r} and "
-                    f"{other.guard.versions!r}; expected each release in one of them at most"
+                    f"{other.guard.versions!r}; expected each release in at most one of them"
                 )
 
     def listed(self, path: str) -> Listed:
-        """Its entry in a list; ``path`` is where it is, as ``module:NAME``."""
+        """Return its entry in a list; ``path`` is its location, ``module:NAME``."""
         variants = tuple(variant.listed() for variant in self.variants)
         return Listed(self.name, path, variants, self.contested, self.kind == WATCH)
 
     @property
     def excluding(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """The settings of `excluded_by`: each key with its values."""
+        """The keys of `excluded_by`, each with its values."""
         pairs = (setting.partition("=") for setting in self.excluded_by)
         return tuple((key, tuple(values.split("|"))) for key, _, values in pairs)
 
@@ -165,5 +164,5 @@ class KnownBug:
 
     @property
     def implementations(self) -> tuple[str, ...]:
-        """What the changes of all variants put to use, as ``module:qualified.name``."""
+        """The objects that the changes of all variants use, as ``module:qualified.name``."""
         return put_to_use(change for variant in self.variants for change in variant.changes)

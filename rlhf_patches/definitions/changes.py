@@ -1,4 +1,4 @@
-"""What a patch does to one function, and what an advice finds in it; each with its shape guard."""
+"""The changes of a patch to one function, and the shapes of an advice; each with its shape guard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _METAVARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 
 def _freeze(change: object, name: str) -> None:
-    """Put a read-only copy of a mapping into its place."""
+    """Replace a mapping by a read-only copy."""
     object.__setattr__(change, name, MappingProxyType(dict(getattr(change, name))))
 
 
@@ -28,13 +28,13 @@ def _reduce(change: Any) -> tuple[object, ...]:
 
 
 def _check_fingerprints(change: Replace | Wrap) -> None:
-    kind, found = type(change).__name__, change.fingerprints
-    if not isinstance(found, Mapping):
+    kind, fingerprints = type(change).__name__, change.fingerprints
+    if not isinstance(fingerprints, Mapping):
         raise DefinitionError(
-            f"{kind}.fingerprints is {shown(found)}: "
+            f"{kind}.fingerprints is {shown(fingerprints)}: "
             "expected a dictionary, from each fingerprint to the releases with it"
         )
-    for fingerprint, releases in found.items():
+    for fingerprint, releases in fingerprints.items():
         if not isinstance(fingerprint, str) or not _FINGERPRINT.fullmatch(fingerprint):
             raise DefinitionError(f"{kind}.fingerprints has {shown(fingerprint)}: expected 16 hex digits")
         if not isinstance(releases, str) or not releases.strip():
@@ -47,23 +47,22 @@ def _check_fingerprints(change: Replace | Wrap) -> None:
 @names_fields
 @dataclass(frozen=True)
 class Rewrite:
-    """Edit one function's source: ``pattern`` becomes ``replacement``, wherever it occurs in the function.
+    """Edit one function's source: replace each occurrence of ``pattern`` in the function by ``replacement``.
 
-    Match the smallest node: the line count of the file never changes. ``pattern``, ``matches``, ``inside``,
+    Match the smallest node: the file's number of lines never changes. ``pattern``, ``matches``, ``inside``,
     ``alongside`` and ``unless`` together are the shape guard.
 
     Attributes:
         target: the function, ``module:qualified.name``.
         pattern: an ast-grep pattern; ``$NAME`` matches one node, ``$$$NAME`` any number of them.
-        replacement: the new text. ``$NAME`` stands for what the pattern's metavariable matched, or for an object of
-            ``uses``.
-        matches: how often the pattern occurs in the function, exactly.
-        inside: a pattern that the matched node's parent must have (an ``is None`` test counts only within an
-            ``assert``, say); None for any parent.
-        alongside: patterns that must occur in the function too: the surrounding code that makes the repair right.
-        unless: patterns that must not occur in the function: the repair, as a later release has it.
-        uses: metavariables of the replacement, each with an object, ``module:qualified.name``. It is imported where it
-            is used, so that nothing is put into the framework's namespace.
+        replacement: the new text. ``$NAME`` is the match of the pattern's metavariable, or an object of ``uses``.
+        matches: the exact number of occurrences in the function.
+        inside: a pattern that the matched node's parent must match (for example, an ``is None`` test only within an
+            ``assert``); None for any parent.
+        alongside: patterns that must also occur in the function: the surrounding code that the repair requires.
+        unless: patterns that must not occur in the function: the repair of a later release.
+        uses: metavariables of the replacement, each with an object, ``module:qualified.name``. The object is imported
+            at its use, so the framework's namespace does not change.
     """
 
     target: str
@@ -93,10 +92,10 @@ class Replace:
 
     Attributes:
         target: the function, ``module:qualified.name``.
-        implementation: what is called instead, with the caller's arguments, ``module:qualified.name``. It must take the
-            parameters of the target.
-        fingerprints: the shape guard. The fingerprints of the upstream function in every release that was read, each
-            with the releases that have it (`rlhf_patches.fingerprint` computes them).
+        implementation: the function that is called instead, with the caller's arguments, ``module:qualified.name``. It
+            must accept the parameters of the target.
+        fingerprints: the shape guard: the fingerprints of the upstream function in every reviewed release, each with
+            the releases that have it (`rlhf_patches.fingerprint` computes them).
     """
 
     target: str
@@ -108,7 +107,7 @@ class Replace:
         check_path(self.implementation, "Replace.implementation")
         _check_fingerprints(self)
         if not self.fingerprints:
-            raise DefinitionError("Replace.fingerprints is empty: expected those of the releases that were read")
+            raise DefinitionError("Replace.fingerprints is empty: expected those of the reviewed releases")
         _freeze(self, "fingerprints")
 
     __reduce__ = _reduce
@@ -117,18 +116,18 @@ class Replace:
 @names_fields
 @dataclass(frozen=True)
 class Wrap:
-    """Put ``implementation`` around a function, in wrapt's convention: ``(wrapped, instance, args, kwargs)``.
+    """Wrap a function with ``implementation``, in wrapt's convention: ``(wrapped, instance, args, kwargs)``.
 
-    ``wrapped`` is the original, bound to ``instance`` where the target is a method (``instance`` is the class
-    for a class method and None for functions and static methods). ``args`` holds every positional parameter with
-    defaults filled in, ``kwargs`` the keyword-only ones.
+    ``wrapped`` is the original, bound to ``instance`` if the target is a method (``instance`` is the class for a class
+    method and None for functions and static methods). ``args`` holds every positional parameter with defaults filled
+    in, ``kwargs`` the keyword-only ones.
 
     The shape guard is either ``fingerprints``, or ``signature`` together with ``signature_suffices``.
 
     Attributes:
         target: the function, ``module:qualified.name``.
-        implementation: what is called, ``module:qualified.name``.
-        fingerprints: as for `Replace`; empty where the signature suffices.
+        implementation: the wrapper, ``module:qualified.name``.
+        fingerprints: as for `Replace`; empty if the signature suffices.
         signature: the target's parameters as text, without annotations, such as ``"(self, x, *, y=0)"``.
         signature_suffices: the reason why the body does not matter.
     """
@@ -158,14 +157,14 @@ class Wrap:
 @names_fields
 @dataclass(frozen=True)
 class Shape:
-    """What one function's source looks like where it has the bug; of an `Advice`, which changes nothing.
+    """The shape of one function's source that has the bug, for an `Advice`, which changes nothing.
 
-    Of a module, whose import fails where the other package does not have a name: ``module:<module>``, with the pattern
-    ``from X import name`` and nothing else. It is looked for among what runs whenever the module is imported, as
-    Python reads it, however many names the statement has.
+    For a module whose import fails if the other package lacks a name: ``module:<module>``, with only the pattern
+    ``from X import name``. It is searched in the statements that run on every import of the module, whatever other
+    names the statement imports.
 
     Attributes:
-        target, pattern, matches, inside, alongside, unless: as those of `Rewrite`.
+        target, pattern, matches, inside, alongside, unless: as in `Rewrite`.
     """
 
     target: str
@@ -183,11 +182,11 @@ class Shape:
         if not _IMPORT.fullmatch(self.pattern):
             raise DefinitionError(f"Shape of {self.target}: {shown(self.pattern)}; expected 'from X import name'")
         if (self.matches, self.inside, self.alongside, self.unless) != (1, None, (), ()):
-            raise DefinitionError(f"Shape of {self.target} has more than a pattern; expected nothing else of a module")
+            raise DefinitionError(f"Shape of {self.target} has more than a pattern; expected only a pattern")
 
     @property
     def of_a_module(self) -> bool:
-        """Whether it is a statement of a module, not of a function."""
+        """Whether it describes a statement of a module, not of a function."""
         return of_a_module(self.target)
 
 
@@ -205,7 +204,7 @@ Change = Union[Rewrite, Replace, Wrap, Shape]
 
 
 def put_to_use(changes: Iterable[Change]) -> tuple[str, ...]:
-    """What changes put to use, as ``module:qualified.name``, in their order, each once."""
+    """Return the objects that changes use, as ``module:qualified.name``, in order and without repetition."""
     paths: dict[str, None] = {}
     for change in changes:
         if isinstance(change, Rewrite):

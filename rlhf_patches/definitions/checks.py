@@ -1,4 +1,4 @@
-"""The checks that definitions share: names, paths, types of fields; each says what was expected and what to write."""
+"""Shared checks of definitions: names, paths and field types; each message states the expected value."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _Kind = TypeVar("_Kind", bound=type)
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 MODULE = "<module>"
-"""What Python calls the code of a module, in tracebacks too: ``module:<module>``."""
+"""Python's name for the code of a module, also in tracebacks: ``module:<module>``."""
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _OF_A_MODULE = re.compile(rf"[^\W\d]\w*(\.[^\W\d]\w*)*:{MODULE}")
 
 
 def check_name(name: object, what: str) -> None:
-    """Check the name of a patch or an advice; ``what`` is what the message calls it.
+    """Check the name of a patch or an advice; ``what`` names it in the message.
 
     Raises:
         DefinitionError: it is not kebab-case.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise DefinitionError(
-            f"{what} is {shown(name)}: expected kebab-case, framework first, two words at least ('trl-some-bug')"
+            f"{what} is {shown(name)}: expected kebab-case, framework first, at least two words ('trl-some-bug')"
         )
 
 
 def check_path(path: str, what: str) -> None:
-    """Check what names a function, ``module:qualified.name``; ``what`` is what the message calls it.
+    """Check the path of a function, ``module:qualified.name``; ``what`` names it in the message.
 
     Raises:
-        DefinitionError: it is none.
+        DefinitionError: it is not such a path.
     """
     if not isinstance(path, str) or not _PATH.fullmatch(path):
         raise DefinitionError(
@@ -44,7 +44,7 @@ def check_path(path: str, what: str) -> None:
 
 
 def of_a_module(path: object) -> bool:
-    """Whether a path is that of a module's own code, ``module:<module>``."""
+    """Whether a path is a module's own code, ``module:<module>``."""
     return isinstance(path, str) and _OF_A_MODULE.fullmatch(path) is not None
 
 
@@ -52,7 +52,7 @@ _LONGEST = 100  # characters of a wrong value in a message
 
 
 def shown(value: object) -> str:
-    """A wrong value as a message has it."""
+    """Return a wrong value for a message."""
     try:
         text = repr(value)
     except Exception:
@@ -67,21 +67,21 @@ _TYPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "bool": (lambda value: type(value) is bool, "True or False"),
     "tuple[str, ...]": (
         lambda value: isinstance(value, tuple) and all(isinstance(item, str) for item in value),
-        "a tuple of strings, ('one',) say",
+        "a tuple of strings, such as ('one',)",
     ),
     "Mapping[str, str]": (
         lambda value: isinstance(value, Mapping) and all(isinstance(item, str) for item in value.values()),
         "a dictionary of strings",
     ),
 }
-"""How a field is annotated, what holds of its values, and how to say so. Fields of other types are checked by name."""
+"""Annotations, the checks of their values, and the expected types in words. Other fields are checked by name."""
 
 
 def check_types(described: Any, owner: str) -> None:
-    """Check the fields of a dataclass as far as their annotations tell; ``owner`` begins the message.
+    """Check the fields of a dataclass that have annotations in `_TYPES`; ``owner`` begins the message.
 
     Raises:
-        DefinitionError: one is of another type.
+        DefinitionError: a field has another type.
     """
     for each in fields(described):
         holds, expected = _TYPES.get(str(each.type), (None, ""))
@@ -91,7 +91,7 @@ def check_types(described: Any, owner: str) -> None:
 
 
 def names_fields(kind: _Kind) -> _Kind:
-    """Decorates a dataclass: fields that are missing or unknown are a `DefinitionError`, which names the patch."""
+    """Decorate a dataclass: missing or unknown fields raise a `DefinitionError` that names the patch."""
     make = kind.__init__  # type: ignore[misc]
 
     @functools.wraps(make)
@@ -126,21 +126,19 @@ def _wrong_fields(kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
 
 
 def check_items(owner: str, name: str, value: object, kind: type | tuple[type, ...]) -> None:
-    """Check a field that is a tuple of objects, one or more.
+    """Check a field that is a non-empty tuple of objects.
 
     Args:
-        owner: begins the message.
-        name: the field's.
-        value: what it is.
-        kind: what each item has to be.
+        owner: the beginning of the message.
+        name: the field's name.
+        value: the field's value.
+        kind: the expected class of each item.
 
     Raises:
-        DefinitionError: it is another value.
+        DefinitionError: the value is not such a tuple.
     """
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if not isinstance(value, tuple) or not value or not all(isinstance(item, kinds) for item in value):
         expected = " or ".join(each.__name__ for each in kinds)
         hint = "; write (...,) around it, with the comma" if isinstance(value, kinds) else ""
-        raise DefinitionError(
-            f"{owner}: {name} is {shown(value)}; expected a tuple of {expected}, with one item or more{hint}"
-        )
+        raise DefinitionError(f"{owner}: {name} is {shown(value)}; expected a tuple of one or more {expected}{hint}")

@@ -1,7 +1,7 @@
-"""What is raised where a patch is described wrongly."""
+"""The exception for an invalid definition."""
 
 from __future__ import annotations
 
 
 class DefinitionError(ValueError):
-    """A patch is described wrongly; the message says which field, what was expected and what to write."""
+    """A definition is invalid; the message names the field and the expected value."""

@@ -1,4 +1,4 @@
-"""The version guard: the releases that have a defect, and what has to be beside them."""
+"""The version guard: the releases that have a defect, and the package that must be installed with them."""
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ OLDER, NEWER = "0.0.0.0.1.dev0", "99999"
 
 @functools.cache
 def _around(base: str) -> tuple[Version, ...]:
-    """A version, and those right before and after it."""
+    """Return a version, and the versions directly before and after it."""
     from packaging.version import Version
 
-    found = []
+    versions = []
     for text in (base, f"{base}.0.0.0.1", f"{base}.post1", f"{base}.dev1"):
         with contextlib.suppress(ValueError):  # 1.0.post1.post1
-            found.append(Version(text))
-    return tuple(found)
+            versions.append(Version(text))
+    return tuple(versions)
 
 
 @names_fields
 @dataclass(frozen=True)
 class CoInstalled:
-    """Another distribution, and the versions of it beside which the guarded one has the defect: releases that do not
-    work together. The code of the guarded one tells nothing of it.
+    """Another distribution and its versions with which the guarded one has the defect.
+
+    The code of the guarded distribution alone does not show the defect.
 
     Attributes:
         distribution: its name on PyPI, such as ``transformers``.
-        versions: as those of a `Guard`.
-        package: what is imported of it, to tell whether the metadata belong to it; if empty, its name in Python.
+        versions: as in a `Guard`.
+        package: its package to import, to check that the metadata belong to it; if empty, its name in Python.
     """
 
     distribution: str
@@ -56,34 +57,34 @@ class CoInstalled:
             raise DefinitionError("CoInstalled.distribution is empty: expected the other package's name on PyPI")
         if not self.versions.strip():
             raise DefinitionError(
-                "CoInstalled.versions is empty: expected those beside which the defect shows, '>=5.1' say"
+                "CoInstalled.versions is empty: expected the versions with which the defect occurs, such as '>=5.1'"
             )
         ranges.check(self.versions, "CoInstalled")
         if not self.package:
             object.__setattr__(self, "package", self.distribution.lower().replace("-", "_"))
         if not _PACKAGE.fullmatch(self.package):
-            raise DefinitionError(f"CoInstalled.package is {shown(self.package)}: expected what is imported, 'trl' say")
+            raise DefinitionError(f"CoInstalled.package is {shown(self.package)}: expected a package, such as 'trl'")
 
     def __str__(self) -> str:
         return co_installed_text(self)
 
     def listed(self) -> ListedCoInstalled:
-        """Its part of the variant's entry in a list."""
+        """Return its part of the variant's entry in a list."""
         return ListedCoInstalled(self.distribution, self.versions, self.package)
 
 
 @names_fields
 @dataclass(frozen=True)
 class Guard:
-    """The version guard; the shape guard is part of each change, and both must hold.
+    """The version guard; the shape guard is part of each change, and both must match.
 
     Attributes:
         distribution: the framework's name on PyPI, such as ``megatron-core``.
-        versions: a PEP 440 specifier of the releases that have the defect, such as ``>=0.9.0,<0.17``; pre-releases
-            count. An empty one means every version.
-        may_be_missing: why such a release may come without the patched modules (a part of the framework that only some
-            copies have); the patch is then absent. Without this text it is refused.
-        co_installed: another distribution, of which such a version has to be there too; None where it does not matter.
+        versions: a PEP 440 specifier of the releases that have the defect, such as ``>=0.9.0,<0.17``, including
+            pre-releases. An empty one means every version.
+        may_be_missing: why such a release may lack the patched modules (a part of the framework that only some copies
+            have); the patch is then absent. Without this text it is refused.
+        co_installed: another distribution that must be installed with it; None if none matters.
     """
 
     distribution: str
@@ -107,9 +108,9 @@ class Guard:
         return f"{self.distribution} {range_of(self)}".rstrip()
 
     def shares_a_version_with(self, other: Guard) -> str | None:
-        """A version that is in both ranges; None where there is none.
+        """Return a version that is in both ranges; None if there is none.
 
-        Membership changes at the versions that the ranges name only, so those, and one right after each, tell all.
+        Membership changes only at the versions that the ranges name, so those and their neighbours suffice.
         """
         if ranges.plainly_apart(self.versions, other.versions):
             return None

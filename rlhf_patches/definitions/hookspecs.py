@@ -1,4 +1,4 @@
-"""The one pluggy hook through which patches and advice come in: built-in ones and those of plugins alike."""
+"""The pluggy hook that provides patches and advice, of this package and of plugins."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def rlhf_patches() -> Iterable[KnownBug | Listed]:  # type: ignore[empty-body]
-    """Return the patches that this distribution brings, and the advice.
+    """Return the patches and the advice of this distribution.
 
     Called once per process, when patches are first listed or applied. It must not import a framework. A distribution
-    with many patches may return them as `Listed`: each is then imported with what it patches.
+    with many patches may return them as `Listed`: each is then imported together with the modules that it patches.
     """

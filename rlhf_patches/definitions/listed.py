@@ -1,6 +1,6 @@
 """A list of patches: the metadata that is needed before a patch is imported.
 
-Every process that calls `apply` imports this, so it stands on nothing of `patch`, whose classes take 7 ms to be made.
+Every process that calls `apply` imports this module, so it does not import `patch`, whose classes take 7 ms to create.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from .variant import Variant
 
 PATCH, ADVICE, WATCH = "patch", "advice", "watch"
-"""The kinds: a known bug that is repaired, one that is told, and a look at a run that knows its signs."""
+"""The kinds: a known bug that is repaired, a known bug that is reported, and a check of a run for signs of bugs."""
 
 
 class ListedCoInstalled(NamedTuple):
-    """What is asked of a `CoInstalled`, before one is made.
+    """The fields of a `CoInstalled`, before the patch is imported.
 
     Attributes:
-        distribution, versions, package: as those of the `CoInstalled`.
+        distribution, versions, package: as in the `CoInstalled`.
     """
 
     distribution: str
@@ -33,10 +33,10 @@ class ListedCoInstalled(NamedTuple):
 
 
 class ListedGuard(NamedTuple):
-    """What is asked of a `Guard`, before one is made.
+    """The fields of a `Guard`, before the patch is imported.
 
     Attributes:
-        distribution, versions, may_be_missing, co_installed: as those of the `Guard`.
+        distribution, versions, may_be_missing, co_installed: as in the `Guard`.
     """
 
     distribution: str
@@ -46,11 +46,11 @@ class ListedGuard(NamedTuple):
 
 
 class ListedVariant(NamedTuple):
-    """What has to be known of a variant as long as none of its modules is imported.
+    """The fields of a variant that are needed before its modules are imported.
 
     Attributes:
-        distribution, versions, may_be_missing, co_installed: as those of its `Guard`.
-        modules, independent, rewrites, is_advice: as those of the `Variant`.
+        distribution, versions, may_be_missing, co_installed: as in its `Guard`.
+        modules, independent, rewrites, is_advice: as in the `Variant`.
     """
 
     distribution: str
@@ -64,17 +64,17 @@ class ListedVariant(NamedTuple):
 
     @property
     def guard(self) -> ListedGuard:
-        """What its `Guard` says."""
+        """The fields of its `Guard`."""
         return ListedGuard(self.distribution, self.versions, self.may_be_missing, self.co_installed)
 
 
 class Listed(NamedTuple):
-    """A patch or an advice that is not imported yet: the metadata that is needed before it is imported.
+    """The metadata of a patch or an advice that is not imported yet.
 
     Attributes:
-        name, contested: as those of the `Patch`.
-        path: the patch, ``module:NAME``.
-        variants: those of the patch.
+        name, contested: as in the `Patch`.
+        path: the patch's location, ``module:NAME``.
+        variants: the patch's variants.
         watches: whether it is a `Watch`.
     """
 
@@ -86,7 +86,7 @@ class Listed(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Whether it is a patch, an advice or a watch."""
+        """``patch``, ``advice`` or ``watch``."""
         if self.watches:
             return WATCH
         return ADVICE if self.variants[0].is_advice else PATCH
@@ -110,40 +110,42 @@ class Listed(NamedTuple):
         """Import the patch.
 
         Raises:
-            DefinitionError: what is there is another one, or none.
+            DefinitionError: the path leads to another object.
         """
         module, _, name = self.path.partition(":")
-        found: Patch | Advice | Watch = getattr(importlib.import_module(module), name)
-        # Not by its class: what defines that stands on this module.
-        if not hasattr(type(found), "listed") or found.listed(self.path) != self:
-            raise DefinitionError(f"{self.path} is not the patch that is listed as {self}; write the list anew")
-        return found
+        patch: Patch | Advice | Watch = getattr(importlib.import_module(module), name)
+        # Not by its class: the module that defines it imports this module.
+        if not hasattr(type(patch), "listed") or patch.listed(self.path) != self:
+            raise DefinitionError(f"{self.path} is not the patch that is listed as {self}; regenerate the list")
+        return patch
 
 
 def range_of(guard: Guard | ListedGuard) -> str:
-    """A guard's range, and that of the distribution beside it: ">=0.15,<0.29 beside transformers >=5.1"."""
-    return guard.versions + (f" beside {co_installed_text(guard.co_installed)}".rstrip() if guard.co_installed else "")
+    """Return a guard's range, with that of the other distribution: ">=0.15,<0.29 with transformers >=5.1"."""
+    return guard.versions + (f" with {co_installed_text(guard.co_installed)}".rstrip() if guard.co_installed else "")
 
 
-def co_installed_text(beside: CoInstalled | ListedCoInstalled) -> str:
-    """A distribution beside the patched one, and its range."""
-    return f"{beside.distribution} {beside.versions}".rstrip()
+def co_installed_text(other: CoInstalled | ListedCoInstalled) -> str:
+    """Return the other distribution and its range."""
+    return f"{other.distribution} {other.versions}".rstrip()
 
 
 def ranges_of(guards: Iterable[Guard | ListedGuard]) -> str:
-    """The ranges of several guards as one text; what is beside several of them is named once."""
-    found: dict[str, list[str]] = {}
+    """Return the ranges of several guards as one text; another distribution of several guards is named once."""
+    by_other: dict[str, list[str]] = {}
     for guard in guards:
-        found.setdefault(co_installed_text(guard.co_installed) if guard.co_installed else "", []).append(guard.versions)
-    texts = {other: any_of(dict.fromkeys(versions)) for other, versions in found.items()}
-    return any_of(f"{text}{',' * (' or ' in text)} beside {other}" if other else text for other, text in texts.items())
+        by_other.setdefault(co_installed_text(guard.co_installed) if guard.co_installed else "", []).append(
+            guard.versions
+        )
+    texts = {other: any_of(dict.fromkeys(versions)) for other, versions in by_other.items()}
+    return any_of(f"{text}{',' * (' or ' in text)} with {other}" if other else text for other, text in texts.items())
 
 
 def any_of(versions: Iterable[str]) -> str:
-    """Several ranges as one text."""
+    """Join several ranges into one text."""
     return " or ".join(versions)
 
 
 def modules_of(variants: Iterable[Variant | ListedVariant]) -> tuple[str, ...]:
-    """The modules of several variants, each once."""
+    """Return the modules of several variants, without repetition."""
     return tuple(dict.fromkeys(module for variant in variants for module in variant.modules))

@@ -1,4 +1,4 @@
-"""The page of each patch, advice and watch, made from its fields: ``docs/patches/*.md``, ``rlhf-patches explain``.
+"""Generates the page of each patch, advice and watch from its fields: ``docs/patches/*.md``, ``rlhf-patches explain``.
 
 tools/derive.py writes them (``make docs``).
 """
@@ -22,18 +22,18 @@ _WIDTH = 120
 
 
 def page(patch: KnownBug, plugin: str = BUILT_IN, proof: str = "") -> str:
-    """The page of a patch, an advice or a watch as Markdown. It says who brings it where that is not this package.
+    """Return the page of a patch, an advice or a watch as Markdown. It names the plugin that provides the patch.
 
     Args:
         patch: the patch.
-        plugin: who brings it.
-        proof: how to try it, or why it cannot be tried, in a paragraph (`proving.lookup.how_to_prove`), or "".
+        plugin: the distribution that provides it.
+        proof: how to test it, or why that is impossible, in a paragraph (`proving.lookup.how_to_prove`), or "".
     """
     parts = [
         f"# {patch.name}",
         patch.summary + ".",
         *_at_a_glance(patch),
-        *([] if plugin == BUILT_IN else [f"Brought by the plugin {plugin}, not by rlhf-patches."]),
+        *([] if plugin == BUILT_IN else [f"The plugin {plugin} provides this patch."]),
         *_of_kind(patch),
         *(["## Try it here", _prose(proof)] if proof else []),
         "## Removal",
@@ -51,9 +51,9 @@ def _of_kind(patch: KnownBug) -> list[str]:
 
 
 def _at_a_glance(patch: KnownBug) -> list[str]:
-    """What is wrong, how bad that is, and where; nothing of what a plugin's patch does not say."""
-    said = (("Harm", patch.harm), ("Bug", "" if isinstance(patch, Advice) else patch.bug), ("When", patch.when))
-    lines = [_indented(f"- **{title}:** {text}.") for title, text in said if text]
+    """Return the harm, the bug and the affected configurations, without the fields that a plugin's patch leaves out."""
+    fields = (("Harm", patch.harm), ("Bug", "" if isinstance(patch, Advice) else patch.bug), ("When", patch.when))
+    lines = [_indented(f"- **{title}:** {text}.") for title, text in fields if text]
     return ["\n".join(lines)] if lines else []
 
 
@@ -77,35 +77,35 @@ def _of_patch(patch: Patch) -> list[str]:
 
 
 def _in_progress(patch: Patch) -> str:
-    """When to switch it on, and what then differs."""
-    said = "Apply the patch on every rank at the next start of the processes, and resume from a checkpoint."
+    """Return when to apply the patch, and the effect on results."""
+    text = "Apply the patch on every rank at the next start of the processes, and resume from a checkpoint."
     if patch.changes_numbers or patch.harm.startswith("wrong"):
-        said += (
-            " Results differ from that step on; what was trained, saved and logged before stays as it is. Compare runs "
-            "only where all of them had the patch from their first step, or none."
+        text += (
+            " Results differ from that step on. Earlier checkpoints, weights and logs are unchanged. Compare runs only "
+            "if all of them used the patch from the first step, or none did."
         )
-    return wrapped(said)
+    return wrapped(text)
 
 
 def _of_watch(watch: Watch) -> list[str]:
     return [
-        "## What it says",
+        "## What it logs",
         _prose(watch.symptom),
         "## What it is a sign of",
         _prose(watch.cause),
         "\n".join(f"- [{name}]({name}.md)" for name in watch.points_to),
-        "## What it looks at",
+        "## What it reads",
         _prose(watch.looks_at),
         *_changes(watch),
         wrapped(
-            "No result changes, and no state of the framework's: no forward pass, no collective, no synchronisation of "
-            "a GPU. What goes wrong in looking is said at level debug, and not raised."
+            "It changes no results and no state of the framework, and adds no forward pass, no collective and no GPU "
+            "synchronization. It logs its own errors at level debug and does not raise them."
         ),
-        "## When it speaks",
+        "## When it warns",
         _prose(watch.limits),
-        "## Where it looks",
+        "## Where it applies",
         wrapped(
-            f"Distribution `{watch.distribution}`, versions {_ranges(watch)}, where the functions take what they took. "
+            f"Distribution `{watch.distribution}`, versions {_ranges(watch)}, if the functions' signatures match. "
             "A copy without metadata (a git checkout) counts."
         ),
         _switch(watch),
@@ -114,17 +114,17 @@ def _of_watch(watch: Watch) -> list[str]:
 
 def _of_advice(advice: Advice) -> list[str]:
     return [
-        "This is an advice: **nothing here repairs it**. `apply()` recognises the code and says so in a warning.",
+        "This is an advice: **there is no repair**. `apply()` recognizes the code and logs a warning.",
         "## What you see",
         _prose(advice.symptom),
         "## Why upstream does that",
         _prose(advice.cause),
         "## What to do",
         _prose(advice.what_to_do),
-        "## Where it holds",
+        "## Where it applies",
         wrapped(
             f"Distribution `{advice.distribution}`, versions {_ranges(advice)}. A copy without metadata (a git "
-            "checkout) counts when the code is recognised."
+            "checkout) counts if the code is recognized."
         ),
         *_changes(advice),
         f"Silence it with `RLHF_PATCHES_DISABLE={advice.name}`.",
@@ -138,15 +138,15 @@ def _switch(patch: Patch | Watch) -> str:
 
 def _contested(patch: Patch) -> str:
     return wrapped(
-        f"{patch.contested[0].upper()}{patch.contested[1:]}. So it is **off unless it is asked for by its name**: in "
-        "`RLHF_PATCHES_ENABLE`, in `RLHF_PATCHES_ONLY`, or in `apply(only=...)`. Globs do not count."
+        f"{patch.contested[0].upper()}{patch.contested[1:]}. The patch is **off by default**. Enable it by its name: "
+        "in `RLHF_PATCHES_ENABLE`, in `RLHF_PATCHES_ONLY`, or in `apply(only=...)`. Globs do not enable it."
     )
 
 
 def _where(patch: Patch) -> str:
     return wrapped(
-        f"Distribution `{patch.distribution}`, versions {_ranges(patch)}, and only where the "
-        "code is recognised. A copy without metadata (a git checkout) is patched when the code is recognised."
+        f"Distribution `{patch.distribution}`, versions {_ranges(patch)}, only if the code "
+        "is recognized. A copy without metadata (a git checkout) is patched if the code is recognized."
     )
 
 
@@ -157,9 +157,7 @@ def _ranges(patch: KnownBug) -> str:
 def _range(guard: Guard) -> str:
     own = f"`{guard.versions or 'all'}`"
     return (
-        f"{own} beside `{guard.co_installed.distribution}` `{guard.co_installed.versions}`"
-        if guard.co_installed
-        else own
+        f"{own} with `{guard.co_installed.distribution}` `{guard.co_installed.versions}`" if guard.co_installed else own
     )
 
 
@@ -175,15 +173,15 @@ def _changes(patch: KnownBug) -> list[str]:
 def _change(change: Change) -> str:
     if isinstance(change, Shape) and change.of_a_module:
         module = change.target.partition(":")[0]
-        return wrapped(f"`{module}` runs whenever it is imported:") + _fenced("python", [change.pattern])
+        return wrapped(f"`{module}` runs on every import:") + _fenced("python", [change.pattern])
     if isinstance(change, Shape):
-        return wrapped(f"In `{change.target}` it stands {_times(change.matches)}{_inside(change)}:") + _fenced(
+        return wrapped(f"`{change.target}` contains {_times(change.matches)}{_inside(change)}:") + _fenced(
             "python", change.pattern.splitlines()
         )
     if not isinstance(change, Rewrite):
         verb = "wrapped by" if isinstance(change, Wrap) else "replaced by"
         return wrapped(f"`{change.target}` is {verb} `{change.implementation}`.")
-    text = wrapped(f"In `{change.target}`, where it stands {_times(change.matches)}{_inside(change)}:")
+    text = wrapped(f"In `{change.target}`, {_times(change.matches)}{_inside(change)}:")
     removed = (f"- {line}" for line in change.pattern.splitlines())
     added = (f"+ {line}" for line in change.replacement.splitlines())
     text += _fenced("diff", [*removed, *added])
@@ -201,7 +199,7 @@ def _fenced(language: str, lines: Iterable[str]) -> str:
 
 
 def _prose(text: str) -> str:
-    """A field of a patch, with the paragraphs wrapped that have a line too long: values were put into them."""
+    """Return a field of a patch; wrap the paragraphs that inserted values made too long."""
     paragraphs = (wrapped(part) if _is_long_prose(part) else part for part in text.strip().split("\n\n"))
     return "\n\n".join(paragraphs)
 
@@ -214,12 +212,12 @@ def _is_long_prose(paragraph: str) -> bool:
 
 
 def _indented(item: str) -> str:
-    """An item of a list, wrapped."""
+    """Return a wrapped list item."""
     return wrapped(item).replace("\n", "\n  ")
 
 
 def wrapped(sentence: str, width: int = _WIDTH) -> str:
-    """A sentence in lines that are no longer; no line ends within a word or within code."""
+    """Wrap a sentence; lines do not break within a word or within code."""
     # textwrap breaks at plain spaces only.
     kept = re.sub("`[^`]*`", lambda code: code[0].replace(" ", "\N{NO-BREAK SPACE}"), " ".join(sentence.split()))
     lines = textwrap.fill(kept, width, break_long_words=False, break_on_hyphens=False)
@@ -231,7 +229,7 @@ def _times(count: int) -> str:
 
 
 def bug(patch: KnownBug) -> str:
-    """What is wrong and when, in a line of a list; what a patch repairs where it does not say."""
+    """Return the bug and its condition as one line; without a bug field, the summary."""
     if not patch.bug:
         return summary(patch)
     when = f". When: {patch.when}" if patch.when else ""
@@ -239,7 +237,7 @@ def bug(patch: KnownBug) -> str:
 
 
 class Harmful(Protocol):
-    """A known bug, or a row of a report."""
+    """A known bug or a row of a report."""
 
     @property
     def name(self) -> str: ...
@@ -251,7 +249,7 @@ _SEVERAL = {"wrong gradient": "wrong gradients", "wrong metric": "wrong metrics"
 
 
 def counted(patches: Iterable[Harmful]) -> str:
-    """How many have which harm, the worst first: "3 wrong gradients, 2 hangs"; what does not say is left out."""
+    """Return the number of bugs per harm, the worst first: "3 wrong gradients, 2 hangs"; unstated harms are omitted."""
     counts = Counter(patch.harm for patch in patches)
     return ", ".join(
         f"{counts[harm]} {harm if counts[harm] == 1 else _SEVERAL.get(harm, harm)}" for harm in HARMS if counts[harm]
@@ -259,24 +257,24 @@ def counted(patches: Iterable[Harmful]) -> str:
 
 
 def by_harm(patch: Harmful) -> tuple[int, str]:
-    """To sort by: the worst first, then by name; last what does not say."""
+    """Sort key: the worst harm first, then the name; unstated harms last."""
     return (HARMS.index(patch.harm) if patch.harm else len(HARMS)), patch.name
 
 
 def summary(patch: KnownBug) -> str:
-    """What a patch repairs, or an advice is about, in a line of a list."""
+    """Return a patch's or an advice's summary with remarks."""
     return patch.summary + _remarks(patch)
 
 
 def _remarks(patch: KnownBug) -> str:
-    said = ["repair changes results"] * bool(patch.changes_numbers)
-    said += ["off unless asked for by name"] * bool(patch.contested)
-    said += ["advice: not repaired"] * isinstance(patch, Advice)
-    return f" ({'; '.join(said)})" if said else ""
+    remarks = ["repair changes results"] * bool(patch.changes_numbers)
+    remarks += ["off by default"] * bool(patch.contested)
+    remarks += ["advice: not repaired"] * isinstance(patch, Advice)
+    return f" ({'; '.join(remarks)})" if remarks else ""
 
 
 def index(patches: Iterable[KnownBug]) -> str:
-    """The list of all pages, as Markdown: by harm, then by framework, a line each."""
+    """Return the list of all pages as Markdown: by harm, then by framework."""
     patches = sorted(patches, key=lambda patch: (patch.distribution, patch.name))
     text = "# Patches\n\nGenerated from the patches' own fields by `make docs`; a test compares.\n"
     watches = [patch for patch in patches if isinstance(patch, Watch)]
@@ -286,8 +284,8 @@ def index(patches: Iterable[KnownBug]) -> str:
             heading = harm.capitalize() or "Harm not stated"
             text += f"\n## {heading}\n\n{_table(('bug', 'releases', 'what is wrong, and when'), entries)}"
     if watches:
-        text += "\n## Watches\n\nThey change nothing, and log once when a run shows a sign of such a bug.\n\n"
-        text += _table(("watch", "releases", "what it looks at"), watches)
+        text += "\n## Watches\n\nThey change nothing, and log once if a run shows a sign of such a bug.\n\n"
+        text += _table(("watch", "releases", "what it reads"), watches)
     return text
 
 
@@ -297,7 +295,7 @@ def _table(heads: Iterable[str], entries: Iterable[KnownBug]) -> str:
 
 
 def write(patches: Iterable[KnownBug], folder: Path, proof: Callable[[KnownBug], str]) -> None:
-    """Write every page and the index, and remove pages of patches that are gone; ``proof`` as that of `page`."""
+    """Write every page and the index, and remove the pages of removed patches; ``proof`` as in `page`."""
     patches = list(patches)
     folder.mkdir(parents=True, exist_ok=True)
     for stale in folder.glob("*.md"):

@@ -1,4 +1,4 @@
-"""What a patch is, an advice and a watch: immutable data, cheap to import, no behaviour beyond checking itself.
+"""The definitions of a patch, an advice and a watch: immutable data that checks itself and is cheap to import.
 
 A patch names the code that it repairs as ``module:qualified.name`` and never imports it. Implementations
 are named the same way and are imported only when their target is patched, so that listing patches never
@@ -20,15 +20,15 @@ from .variant import Variant
 @names_fields
 @dataclass(frozen=True)
 class Condition:
-    """When a bug bites in a call of a function, told from the call's arguments alone: reports say how often it did.
+    """When a bug occurs in a call of a function, from the call's arguments alone; reports count it.
 
     Attributes:
-        target: the function, of one of the changes.
-        predicate: ``module:qualified.name``, which takes parameters of the target by their names and returns whether
-            the bug's condition holds in this call: False, True, or by how much, a number; None where that cannot be
-            told. It is called in every call of the target, so it reads attributes and shapes, never a tensor's values
-            (which wait for a GPU), and changes nothing. Empty where the repair alone can tell (`rlhf_patches.decided`).
-        measure: what the number is, before it: ``divisor x``.
+        target: the function, the target of one of the changes.
+        predicate: ``module:qualified.name``, a function of some of the target's parameters, by name. It returns whether
+            the bug occurs in this call: False, True, or a number as its measure; None if that is unknown. It runs in
+            every call of the target, so it reads attributes and shapes, never a tensor's values (which wait for a GPU),
+            and changes nothing. Empty if only the repair can decide (`rlhf_patches.decided`).
+        measure: the name of the number, put before it: ``divisor x``.
     """
 
     target: str
@@ -48,17 +48,17 @@ class Patch(KnownBug):
     """One known bug and its repair.
 
     Attributes:
-        repair: what the patch changes, and what it leaves alone (Markdown).
-        observations: ``module:function``, which says what the patch has done so far in this process, as a
-            dictionary of plain values (``{"backward in place": 3}``); reports show it. Called only if something
-            else has imported the module, so it belongs to the module of the implementation, or near it.
-        changes_numbers: for a repair of numbers that a user may have tuned to: what was wrong, since which release, and
-            what a run that was trained with it should do. One paragraph. The page has it as a section, ``doctor``,
-            ``check`` and reports beside the patch, and the log says it once when the patch is applied.
-        contested: where upstream has not agreed that it is a bug, who holds what, or where it is right for some runs
-            alone, which: in one line. Such a patch is off unless it is asked for by its name, in
-            ``RLHF_PATCHES_ENABLE`` say.
-        conditions: when the bug bites in a call of a target, so that reports say whether a run has suffered.
+        repair: what the patch changes, and what it does not change (Markdown).
+        observations: ``module:function``, which returns what the patch has done so far in this process, as a
+            dictionary of plain values (``{"backward in place": 3}``), for reports. It is called only if the module is
+            already imported, so it belongs to the module of the implementation, or near it.
+        changes_numbers: for a repair that changes results: what was wrong, since which release, and what a run that was
+            trained with it should do. One paragraph. The page has it as a section; ``doctor``, ``check`` and reports
+            show it with the patch; the log states it once when the patch is applied.
+        contested: the positions, in one line, if upstream does not agree that it is a bug; or the runs for which the
+            patch is correct. Such a patch is off unless it is enabled by its name, for example in
+            ``RLHF_PATCHES_ENABLE``.
+        conditions: when the bug occurs in a call of a target, so that reports state whether a run was affected.
     """
 
     kind = PATCH
@@ -87,7 +87,7 @@ class Patch(KnownBug):
         if "\n" in self.contested or self.contested != self.contested.strip():
             raise DefinitionError(f"{self}: contested is {shown(self.contested)}; expected one line, or nothing")
         if any(variant.is_advice for variant in self.variants):
-            raise DefinitionError(f"{self}: a variant has shapes and no change; expected an Advice, or changes")
+            raise DefinitionError(f"{self}: a variant has shapes and no change; expected changes, or an Advice")
         if self.observations is not None:
             check_path(self.observations, f"{self}: observations")
         if self.changes_numbers is not None and not self.changes_numbers.strip():
@@ -104,14 +104,14 @@ class Patch(KnownBug):
 @names_fields
 @dataclass(frozen=True)
 class Advice(KnownBug):
-    """One known bug that nothing here repairs, and what to do about it. It is recognised and told, and changes nothing.
+    """One known bug without a repair, and what to do about it. It is recognized and reported, and changes nothing.
 
     Attributes:
-        what_to_do: which release or which setting does not have it. One paragraph: ``doctor``, ``check`` and reports
-            show it below the entry. The log says it as a warning: once per process that imports the code, or, with
-            conditions, once when the run meets the bug.
-        conditions: when the bug bites in a call of a target, each with ``tells``. These functions are counted, and
-            stay as released.
+        what_to_do: the release or the setting without the bug. One paragraph: ``doctor``, ``check`` and reports show it
+            below the entry. The log states it as a warning: once per process that imports the code, or, with
+            conditions, once when the bug occurs in the run.
+        conditions: when the bug occurs in a call of a target, each with a ``predicate``. Calls of these functions are
+            counted; the functions are unchanged.
     """
 
     kind = ADVICE
@@ -136,10 +136,10 @@ class Advice(KnownBug):
         _check_conditions(self)
         if not all(each.predicate for each in self.conditions):
             raise DefinitionError(
-                f"{self}: a condition has no predicate; expected one, since an advice repairs nothing"
+                f"{self}: a condition has no predicate; expected one: an advice has no repair that decides"
             )
         if not all(variant.is_advice for variant in self.variants):
-            raise DefinitionError(f"{self}: a variant has changes, which an advice does not make; expected shapes")
+            raise DefinitionError(f"{self}: a variant has changes; expected shapes, since an advice changes nothing")
 
     @classmethod
     def _texts(cls) -> tuple[str, ...]:
@@ -149,19 +149,19 @@ class Advice(KnownBug):
 @names_fields
 @dataclass(frozen=True)
 class Watch(KnownBug):
-    """A look at what a framework has at hand anyway, which says once when a figure of the run is out of its limit.
+    """A check of values that a framework already has; it warns once if a figure of the run exceeds its limit.
 
-    It changes no result and no state of the framework's: no forward pass, no collective, no synchronisation of a GPU.
-    Its changes are all a `Wrap`, which goes around whatever patches the function has, and its implementations note
-    figures (`rlhf_patches.watching`).
+    It changes no result and no state of the framework: no forward pass, no collective, no GPU synchronization.
+    All its changes are a `Wrap`, which wraps the function together with its patches; its implementations record figures
+    (`rlhf_patches.watching`).
 
     Attributes:
-        symptom: what the log says (Markdown).
-        cause: what it is a sign of (Markdown).
-        looks_at: what is read, where it is, and what that costs (Markdown).
+        symptom: what it logs (Markdown).
+        cause: the possible causes (Markdown).
+        looks_at: the values that it reads, where, and at what cost (Markdown).
         limits: each figure with its limit, and the reason for it (Markdown).
         points_to: patches and advices for bugs that have this sign.
-        observations: ``module:function``: the figures so far, as that of a `Patch`.
+        observations: ``module:function``: the figures so far, as for a `Patch`.
     """
 
     kind = WATCH
@@ -187,9 +187,7 @@ class Watch(KnownBug):
         super().__post_init__()
         check_path(self.observations, f"{self}: observations")
         if not all(isinstance(change, Wrap) for variant in self.variants for change in variant.changes):
-            raise DefinitionError(
-                f"{self}: a variant has a change that is no Wrap; expected Wraps, which leave the code"
-            )
+            raise DefinitionError(f"{self}: a variant has a change that is not a Wrap; expected only Wraps")
 
     @classmethod
     def _texts(cls) -> tuple[str, ...]:
@@ -203,5 +201,5 @@ def _check_conditions(bug: Patch | Advice) -> None:
     for condition in bug.conditions:
         if condition.target not in targets:
             raise DefinitionError(
-                f"{bug}: a condition is of {condition.target}; expected a target, {', '.join(targets)}"
+                f"{bug}: a condition has the target {condition.target}; expected one of {', '.join(targets)}"
             )

@@ -1,8 +1,8 @@
-"""Ranges of versions, as PEP 440 has them. packaging knows all of it; what is plain is told without.
+"""Ranges of versions by PEP 440; simple ones are compared without packaging.
 
-packaging takes 20 ms to be imported, of which most is for wheels' tags, and `apply` asks about every framework that is
-installed. A release without suffix (0.16.1) and a comparison with one or with its pre-, post- or development releases
-need no more than the order of their numbers.
+The import of packaging takes 20 ms, mostly for wheel tags, and `apply` checks every installed framework. A release
+without suffix (0.16.1), and a comparison with one or with its pre-, post- or development releases, need only the order
+of their numbers.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
 _Place = tuple[tuple[int, ...], int]
-"""A release's numbers, without zeros at the end; and -1 before that release, 1 after it, 0 for itself."""
+"""A release's numbers without trailing zeros; and -1 before that release, 1 after it, 0 for the release itself."""
 
-# Numbers of a length that Python converts. What is not spelled like this is packaging's to read.
+# Numbers of a length that Python converts. packaging parses all other spellings.
 _RELEASE = r"([0-9]{1,18}(?:\.[0-9]{1,18})*)"
 _SUFFIX = r"((?:a|b|rc|\.post|\.dev)[0-9]{1,18})?"
 _LOCAL = re.compile(r"\+[a-z0-9]+(?:\.[a-z0-9]+)*\Z")  # torch's name the build of CUDA
@@ -37,14 +37,14 @@ _COMPARED: dict[str, Callable[[_Place, _Place], bool]] = {
 
 @functools.cache
 def parsed(versions: str, owner: str = "Guard") -> SpecifierSet:
-    """A specifier as packaging has it; not to be changed.
+    """Return packaging's specifier set; callers must not change it.
 
     Args:
         versions: the specifier.
-        owner: whose it is, for the message.
+        owner: its owner, for the message.
 
     Raises:
-        DefinitionError: it is none of PEP 440's.
+        DefinitionError: it is not a PEP 440 specifier.
     """
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
@@ -60,14 +60,14 @@ def check(versions: str, owner: str = "Guard") -> None:
     """Check a specifier.
 
     Raises:
-        DefinitionError: it is none of PEP 440's.
+        DefinitionError: it is not a PEP 440 specifier.
     """
     if _plain(versions) is None:
         parsed(versions, owner)
 
 
 def plainly_contains(versions: str, version: str) -> bool | None:
-    """Whether a version is in a range, where both are plain; None where only packaging can tell."""
+    """Whether a version is in a range, if both are simple; None if packaging is required."""
     release, comparisons = _release(version), _plain(versions)
     if release is None or comparisons is None:
         return None
@@ -75,7 +75,7 @@ def plainly_contains(versions: str, version: str) -> bool | None:
 
 
 def ends_before(versions: str, version: str) -> bool:
-    """Whether a range ends with a release that was the newest (``<=5.23.0``), and a version is newer than that."""
+    """Whether a range ends with the newest reviewed release (``<=5.23.0``), and a version is newer."""
     release, comparisons = _release(version), _plain(versions)
     if release is not None and comparisons is not None:
         return any(holds is operator.le and not holds(release, bound) for holds, bound in comparisons)
@@ -86,7 +86,7 @@ def ends_before(versions: str, version: str) -> bool:
 
 
 def end(ranges: Iterable[str]) -> tuple[str, str] | None:
-    """What the last of several ranges ends with: ``("<", "1.5")`` or ``("<=", "1.9")``; None where one has no end."""
+    """Return the end of the last of several ranges: ``("<", "1.5")`` or ``("<=", "1.9")``; None if one has no end."""
     from packaging.version import Version
 
     ends = []
@@ -101,7 +101,7 @@ def end(ranges: Iterable[str]) -> tuple[str, str] | None:
 
 
 def plainly_apart(one: str, other: str) -> bool:
-    """Whether two ranges surely have no version in common: one ends before the other begins."""
+    """Whether two ranges certainly do not overlap: one ends before the other begins."""
     both = [_plain(versions) or () for versions in (one, other)]
     return any(
         end[0] < start[0] or (end == start == (end[0], 0) and (ends is operator.lt or starts is operator.gt))
@@ -114,21 +114,21 @@ def plainly_apart(one: str, other: str) -> bool:
 
 @functools.cache
 def _plain(versions: str) -> tuple[tuple[Callable[[_Place, _Place], bool], _Place], ...] | None:
-    """The comparisons of a specifier; None where one is not plain."""
-    found = []
+    """Return the comparisons of a specifier; None if one is not simple."""
+    comparisons = []
     for item in filter(None, map(str.strip, versions.split(","))):
         sign = item[:2] if item[:2] in _COMPARED else item[:1]
         bound = _place(item[len(sign) :].strip())
         if sign not in _COMPARED or bound is None:
             return None
-        found.append((_COMPARED[sign], bound))
-    return tuple(found)
+        comparisons.append((_COMPARED[sign], bound))
+    return tuple(comparisons)
 
 
 def _release(version: str) -> _Place | None:
-    """That of a plain release, or of what is made of one: to a range 2.13.0+cpu is 2.13.0. None of any other."""
-    found = _place(_LOCAL.sub("", version))
-    return None if found is None or found[1] else found
+    """Return the numbers of a simple release, without a local version (2.13.0+cpu is 2.13.0); None for any other."""
+    place = _place(_LOCAL.sub("", version))
+    return None if place is None or place[1] else place
 
 
 @functools.cache

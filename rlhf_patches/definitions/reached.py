@@ -1,4 +1,4 @@
-"""How often a repaired place was reached, and whether the bug bit there: as a line, and for JSON."""
+"""Call counts of a repaired function and of its bug's condition, as a line and for JSON."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from .words import finite
 
 
 class Reached(NamedTuple):
-    """How often a repaired place was reached in this process, and whether the bug bit there.
+    """Call counts of a repaired function in this process, and how often its bug occurred.
 
     Attributes:
-        calls: of the function, compiled ones not counted.
-        asked: in how many of them the bug's condition could be told.
-        held: in how many of these it held.
-        least, most: by how much, as ``measure`` says it; None where it is no number.
-        measure: what the number is, ``divisor x``.
-        has_condition: whether the patch tells a condition at all.
+        calls: calls of the function, without compiled ones.
+        asked: the calls in which the bug's condition is known.
+        held: the calls in which it was true.
+        least, most: the smallest and largest measure; None if it is not a number.
+        measure: the name of the number, ``divisor x``.
+        has_condition: whether the patch has a condition.
     """
 
     calls: int
@@ -29,49 +29,49 @@ class Reached(NamedTuple):
     has_condition: bool = False
 
     def __str__(self) -> str:
-        return self.said()
+        return self.text()
 
-    def said(self, ended: bool = False) -> str:
-        """A line for people; ``ended``: whether nothing can come any more."""
+    def text(self, ended: bool = False) -> str:
+        """Return a line for users; ``ended``: whether all processes have ended."""
         if not self.calls:
-            return "never reached"
-        said = f"reached {self.calls:,} {'time' if self.calls == 1 else 'times'}"
+            return "never called"
+        calls = f"called {self.calls:,} {'time' if self.calls == 1 else 'times'}"
         if not self.has_condition:
-            return said
+            return calls
         if not self.asked:
-            return f"{said}; whether the bug's condition held could not be told"
-        of = "" if self.asked == self.calls else f" of the {self.asked:,} in which it could be told"
+            return f"{calls}; bug condition unknown"
+        of = "" if self.asked == self.calls else f" of {self.asked:,} known"
         if not self.held:
             end = "" if of else f": {'this run was not affected' if ended else 'not affected so far'}"
-            return f"{said}, never with the bug's condition{of}{end}"
-        return f"{said}, with the bug's condition in {self.held:,}{of}{self.by_how_much}"
+            return f"{calls}; bug condition true in 0{of}{end}"
+        return f"{calls}; bug condition true in {self.held:,}{of}{self.by_how_much}"
 
     @property
     def by_how_much(self) -> str:
-        """In brackets, where it is a number."""
+        """The measure in brackets; empty if it is not a number."""
         if self.least is None or self.most is None:
             return ""
         upto = f" to {self.most:.4g}" if self.most != self.least else ""
         return f" ({self.measure} {self.least:.4g}{upto})"
 
     def to_dict(self) -> dict[str, Any]:
-        """In values that JSON has."""
-        found: dict[str, Any] = {"calls": self.calls}
+        """Return values that JSON can represent."""
+        counts: dict[str, Any] = {"calls": self.calls}
         if self.has_condition:
-            found |= {"asked": self.asked, "held": self.held}
+            counts |= {"asked": self.asked, "held": self.held}
         if self.least is not None and self.most is not None:
-            found |= {"least": finite(self.least), "most": finite(self.most), "measure": self.measure}
-        return found
+            counts |= {"least": finite(self.least), "most": finite(self.most), "measure": self.measure}
+        return counts
 
 
-def in_all(found: Sequence[Reached]) -> Reached:
-    """Of several places, or processes, together."""
+def in_all(parts: Sequence[Reached]) -> Reached:
+    """Sum the counts of several functions or processes."""
     return Reached(
-        sum(one.calls for one in found),
-        sum(one.asked for one in found),
-        sum(one.held for one in found),
-        min((one.least for one in found if one.least is not None), default=None),
-        max((one.most for one in found if one.most is not None), default=None),
-        found[0].measure,
-        found[0].has_condition,
+        sum(one.calls for one in parts),
+        sum(one.asked for one in parts),
+        sum(one.held for one in parts),
+        min((one.least for one in parts if one.least is not None), default=None),
+        max((one.most for one in parts if one.most is not None), default=None),
+        parts[0].measure,
+        parts[0].has_condition,
     )

@@ -1,7 +1,7 @@
-"""Loading of patches from entry points. A plugin that breaks is reported by name and stops no other.
+"""Loads patches from entry points. A plugin that fails is reported by name and does not affect the others.
 
-What is built-in is not asked of metadata, which any distribution can write: it is this package's own module, by its
-name and its folder, and comes first. Whatever else calls itself rlhf-patches is named by what its entry point leads to.
+The built-in patches do not come from metadata, which any distribution can write: they are this package's own module,
+identified by name and folder, and come first. Any other distribution named rlhf-patches is named by its entry point.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _VALID_NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 
 
 class _EntryPoint(NamedTuple):
-    """As an `importlib.metadata.EntryPoint`, which from Python 3.15 on cannot be made of a value that is malformed."""
+    """Like `importlib.metadata.EntryPoint`, which from Python 3.15 on rejects a malformed value."""
 
     name: str
     value: str
@@ -47,9 +47,9 @@ _OWN = _EntryPoint("built-in", installed.OWN_ENTRY_POINT)
 
 
 class PluginFailure(NamedTuple):
-    """A plugin, or one of its patches, that could not be used: ``plugin`` names it, ``reason`` says why.
+    """A plugin, or one of its patches, that could not be used: the ``plugin``'s name and the ``reason``.
 
-    ``partly``: others of its patches are used.
+    ``partly``: its other patches are used.
     """
 
     plugin: str
@@ -61,32 +61,32 @@ class PluginFailure(NamedTuple):
 
 
 class _Wrong(Exception):
-    """A plugin is not as it has to be; the text is the whole reason."""
+    """A plugin is invalid; the text is the whole reason."""
 
 
 class Registered(NamedTuple):
-    """A patch or an advice with the distribution that brought it: BUILT_IN, or what that of a plugin calls itself."""
+    """A patch or an advice with the distribution that provides it: BUILT_IN, or the plugin's name."""
 
     patch: KnownBug
     plugin: str
 
 
 def credit(plugin: str) -> str:
-    """What to add to a line about a patch: who brings it, where that is not this package."""
+    """Return the plugin's name to add to a line about a patch; empty for built-in patches."""
     return "" if plugin == BUILT_IN else f" (plugin {plugin})"
 
 
 def hint(failures: Sequence[PluginFailure]) -> str:
-    """What else to say when a patch's name is unknown: it may be in a plugin that did not load."""
+    """Return a hint for an unknown patch name: the plugins that did not load, which may define it."""
     broken = ", ".join(dict.fromkeys(failure.plugin for failure in failures))
     return f" (plugins that could not be used: {broken})" if broken else ""
 
 
 def load() -> tuple[list[Registered], list[PluginFailure]]:
-    """All patches of all plugins, as `listed`, and imported."""
-    found, failures = listed()
+    """Return all patches of all plugins, as `listed` does, and import them."""
+    patches, failures = listed()
     registered = []
-    for patch, plugin in found:
+    for patch, plugin in patches:
         try:
             registered.append(Registered(patch.load() if isinstance(patch, Listed) else patch, plugin))
         except no_signal(Exception, SystemExit) as error:
@@ -97,22 +97,22 @@ def load() -> tuple[list[Registered], list[PluginFailure]]:
 
 
 def modules_of(patch: KnownBug) -> list[types.ModuleType]:
-    """The modules, as far as imported, that have a patch as a global: its own, and one that lists it."""
+    """Return the imported modules that have a patch as a global: its own, and one that lists it."""
     modules = [module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)]
     return [module for module in modules if any(value is patch for value in list(vars(module).values()))]
 
 
 def listed() -> tuple[list[tuple[KnownBug | Listed, str]], list[PluginFailure]]:
-    """All patches of all plugins that are installed and allowed, built-in ones first, then by distribution name.
+    """Return all patches of all installed and allowed plugins, built-in ones first, then by distribution name.
 
     The order decides which of two conflicting patches is applied, so it must be the same on every rank:
-    it depends on names only, never on the order of ``sys.path``. Of a plugin that is not allowed nothing is imported.
-    What is wrong with one patch of a plugin takes none of its others away.
+    it depends on names only, never on the order of ``sys.path``. A plugin that is not allowed is not imported.
+    An invalid patch of a plugin does not affect its other patches.
 
     Raises:
-        SettingsError: RLHF_PATCHES_PLUGINS names what is not installed.
+        SettingsError: RLHF_PATCHES_PLUGINS names a plugin that is not installed.
     """
-    found: dict[str, tuple[KnownBug | Listed, str]] = {}
+    by_name: dict[str, tuple[KnownBug | Listed, str]] = {}
     failures: list[PluginFailure] = []
     for plugin, entry_point in _entry_points(failures):
 
@@ -121,20 +121,20 @@ def listed() -> tuple[list[tuple[KnownBug | Listed, str]], list[PluginFailure]]:
 
         try:
             for patch in _patches_of(entry_point, plugin, complain):
-                if patch.name not in found:
-                    found[patch.name] = patch, plugin
-                elif found[patch.name][1] == plugin:
+                if patch.name not in by_name:
+                    by_name[patch.name] = patch, plugin
+                elif by_name[patch.name][1] == plugin:
                     complain(
-                        f"it has two patches named {patch.name!r}, of which the first is used: give each bug one name "
+                        f"it has two patches named {patch.name!r}; the first is used: give each bug one name "
                         "and one Patch, with a Variant for each shape of its code"
                     )
                 else:
-                    complain(f"its patch {patch.name!r} is ignored: {found[patch.name][1]} has one of that name")
+                    complain(f"its patch {patch.name!r} is ignored: {by_name[patch.name][1]} has a patch of that name")
         # A plugin runs foreign code at import; even its sys.exit() must not end a training run.
         except no_signal(Exception, SystemExit) as error:
             failures.append(_not_loaded(plugin, entry_point.value, entry_point.value, error))
-    used = {plugin for _, plugin in found.values()}
-    return list(found.values()), [failure._replace(partly=failure.plugin in used) for failure in failures]
+    used = {plugin for _, plugin in by_name.values()}
+    return list(by_name.values()), [failure._replace(partly=failure.plugin in used) for failure in failures]
 
 
 def _not_loaded(plugin: str, what: str, path: str, error: BaseException) -> PluginFailure:
@@ -146,29 +146,29 @@ def _not_loaded(plugin: str, what: str, path: str, error: BaseException) -> Plug
 
 
 def _place_of(error: BaseException, package: str) -> str:
-    """File and line of the code in a plugin's own package that led to an exception; empty where there is none."""
+    """Return file and line of the code in a plugin's own package that led to an exception; empty if there is none."""
     if isinstance(error, SyntaxError) and error.filename and os.path.isfile(error.filename):
         return f"{error.filename}:{error.lineno}"
-    found, step = "", error.__traceback__
+    place, step = "", error.__traceback__
     while step is not None:
         if str(step.tb_frame.f_globals.get("__name__")).partition(".")[0] == package:
-            found = f"{step.tb_frame.f_code.co_filename}:{step.tb_lineno}"
+            place = f"{step.tb_frame.f_code.co_filename}:{step.tb_lineno}"
         step = step.tb_next
-    return found
+    return place
 
 
 def _entry_points(failures: list[PluginFailure]) -> list[tuple[str, _EntryPoint]]:
-    found: dict[tuple[str, str, str], _EntryPoint] = {(_own_name(), _OWN.name, _OWN.value): _OWN}
+    entry_points: dict[tuple[str, str, str], _EntryPoint] = {(_own_name(), _OWN.name, _OWN.value): _OWN}
     for entry_point in _of_our_group(failures):
         # The same distribution can be listed twice (two metadata folders, a path twice on sys.path).
-        found.setdefault((_called(entry_point), entry_point.name, entry_point.value), entry_point)
-    allowed = settings.plugins({key[0] for key in found} | {BUILT_IN}) | {BUILT_IN}
-    order = sorted(found, key=lambda key: (key[0] != BUILT_IN, key))
-    return [(key[0], found[key]) for key in order if key[0] in allowed]
+        entry_points.setdefault((_called(entry_point), entry_point.name, entry_point.value), entry_point)
+    allowed = settings.plugins({key[0] for key in entry_points} | {BUILT_IN}) | {BUILT_IN}
+    order = sorted(entry_points, key=lambda key: (key[0] != BUILT_IN, key))
+    return [(key[0], entry_points[key]) for key in order if key[0] in allowed]
 
 
 def _not_installed() -> str:
-    """The end of an error: this package is that of a checkout, whose patches are no part of it."""
+    """Return the end of an error if this package is a checkout, which does not contain the patches."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
     if not os.path.exists(os.path.join(root, "patches", "plugin.py")):
         return ""
@@ -176,23 +176,23 @@ def _not_installed() -> str:
 
 
 def _own_name() -> str:
-    """What to call the module of the built-in patches: it is not ours where a finder leads to another folder."""
+    """Return the name of the module of the built-in patches; another name if a finder leads to another folder."""
     try:
         spec = importlib.util.find_spec(_OWN.value.rpartition(".")[0])
         folder = os.path.realpath(spec.submodule_search_locations[0])  # type: ignore[union-attr, index]
     except no_signal(Exception):
-        return BUILT_IN  # it cannot be imported either, which is said then
-    # Within the package in a wheel, beside it in a checkout.
+        return BUILT_IN  # its import fails too, and that is reported
+    # In the package in a wheel, next to it in a checkout.
     here = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     ours = (os.path.join(here, "patches"), os.path.join(os.path.dirname(here), "patches"))
     return BUILT_IN if folder in ours else _CALLS_ITSELF.format(folder, BUILT_IN)
 
 
 def _of_our_group(failures: list[PluginFailure]) -> Iterable[_EntryPoint]:
-    """The entry points of others. Not by importlib.metadata.entry_points().
+    """Yield the entry points of other distributions, without importlib.metadata.entry_points().
 
-    It parses those of every distribution, of which an image has hundreds, and one malformed file fails it as a whole;
-    from Python 3.15 on, one malformed line of any group does.
+    That function parses every distribution, of which an image has hundreds, and fails if one file is malformed; from
+    Python 3.15 on, also if one line of any group is malformed.
     """
     if installed.others_bring_patches(sys.path) is False:
         return
@@ -203,8 +203,8 @@ def _of_our_group(failures: list[PluginFailure]) -> Iterable[_EntryPoint]:
             text = distribution.read_text("entry_points.txt") or ""
             if installed.ENTRY_POINT_GROUP not in text:
                 continue
-            found = [_EntryPoint(name, value, distribution) for name, value in _lines_of_our_group(text)]
-            others = [entry_point for entry_point in found if entry_point.value != _OWN.value]
+            ours = [_EntryPoint(name, value, distribution) for name, value in _lines_of_our_group(text)]
+            others = [entry_point for entry_point in ours if entry_point.value != _OWN.value]
             if others and not _is_shadowed(distribution):
                 yield from others
         except no_signal(Exception) as error:
@@ -215,7 +215,7 @@ def _of_our_group(failures: list[PluginFailure]) -> Iterable[_EntryPoint]:
 
 
 def _lines_of_our_group(text: str) -> Iterator[tuple[str, str]]:
-    """Name and value of each, as importlib.metadata reads them."""
+    """Yield name and value of each entry point, as importlib.metadata reads them."""
     group = ""
     for line in filter(None, map(str.strip, text.splitlines())):
         if line.startswith("[") and line.endswith("]"):
@@ -226,7 +226,7 @@ def _lines_of_our_group(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_shadowed(distribution: importlib.metadata.Distribution) -> bool:
-    """Whether another of this name, which is its folder's, comes before it on the path."""
+    """Whether another distribution of this name comes before it on the path."""
     import importlib.metadata
 
     name = getattr(distribution, "_normalized_name", None)
@@ -235,7 +235,7 @@ def _is_shadowed(distribution: importlib.metadata.Distribution) -> bool:
 
 
 def _called(entry_point: _EntryPoint) -> str:
-    """What to call a plugin of another distribution: never what the built-in patches are called."""
+    """Return the name of another distribution's plugin, never the name of the built-in patches."""
     name = _distribution(entry_point)
     if not re.fullmatch(_VALID_NAME, name):
         name = ascii(name)  # letters that look like others, or none that can be seen
@@ -252,7 +252,7 @@ def _distribution(entry_point: _EntryPoint) -> str:
 
 
 def _patches_of(entry_point: _EntryPoint, plugin: str, complain: Callable[[str], None]) -> Iterator[KnownBug | Listed]:
-    """What a plugin brings, one after the other; ``complain`` is told of what is no patch."""
+    """Yield a plugin's patches; ``complain`` is called for each item that is not a patch."""
     if plugin == BUILT_IN:
         yield from entry_point.load().listed()
         return
@@ -283,31 +283,31 @@ def _patches_of(entry_point: _EntryPoint, plugin: str, complain: Callable[[str],
 
 
 def _led_to(entry_point: _EntryPoint) -> Any:
-    """What an entry point names, a module or an object in one.
+    """Return the module or object that an entry point names.
 
     Raises:
-        _Wrong: there is no such thing.
+        _Wrong: it does not exist.
     """
     path = getattr(entry_point.dist, "_path", None)
     written = f"its entry point '{entry_point.name} = {entry_point.value}'" + (f" ({path})" if path else "")
     module = entry_point.value.partition(":")[0].strip()
-    mend = "expected the module that has the hook, 'your_package.patches' say; correct it and install the plugin again"
+    mend = "expected the module with the hook, such as 'your_package.patches'; correct it and install the plugin again"
     if not all(part.isidentifier() for part in module.split(".")):
-        raise _Wrong(f"{written} names no module: {mend}")
+        raise _Wrong(f"{written} does not name a module: {mend}")
     try:
-        found = entry_point.load()
+        target = entry_point.load()
     except (ModuleNotFoundError, AttributeError) as error:
         missing = f"{module}.".startswith(f"{error.name}.") if isinstance(error, ModuleNotFoundError) else True
         if not missing or _place_of(error, module.partition(".")[0]):
             raise
-        raise _Wrong(f"{written} leads nowhere ({type(error).__name__}: {error}): {mend}") from error
-    if isinstance(found, types.FunctionType):
-        raise _Wrong(f"{written} names {_called_at(found)}: {mend}")
-    return found
+        raise _Wrong(f"{written} does not exist ({type(error).__name__}: {error}): {mend}") from error
+    if isinstance(target, types.FunctionType):
+        raise _Wrong(f"{written} names the function {_called_at(target)}: {mend}")
+    return target
 
 
 def _marked(brings: object) -> list[Any]:
-    """The functions of a module that are marked as hooks."""
+    """Return the functions of a module that are marked as hooks."""
     from . import hookspecs
 
     functions = [each for each in getattr(brings, "__dict__", {}).values() if isinstance(each, types.FunctionType)]
@@ -315,7 +315,7 @@ def _marked(brings: object) -> list[Any]:
 
 
 def _called_at(function: Any) -> str:
-    """A function's name, with its file and line where it has any."""
+    """Return a function's name, with its file and line if it has any."""
     code = getattr(function, "__code__", None)
     place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
     return f"{getattr(function, '__name__', 'the hook')}(){place}"
@@ -325,14 +325,14 @@ def _returned(hook: Callable[[], Any], complain: Callable[[str], None]) -> Itera
     from .bug import KnownBug
 
     expected = "expected a list of patches: `return [PATCH]`"
-    found = hook()
-    if found is None:
+    patches = hook()
+    if patches is None:
         raise _Wrong(f"{_called_at(hook)} returned None, {expected}")
-    if isinstance(found, (KnownBug, Listed)):
-        raise _Wrong(f"{_called_at(hook)} returned the {found.kind} {found.name} by itself, {expected}")
-    if isinstance(found, (str, bytes, Mapping)) or not isinstance(found, Iterable):
-        raise _Wrong(f"{_called_at(hook)} returned an object of type {type(found).__name__}, {expected}")
-    for number, patch in enumerate(found, 1):
+    if isinstance(patches, (KnownBug, Listed)):
+        raise _Wrong(f"{_called_at(hook)} returned the {patches.kind} {patches.name}, {expected}")
+    if isinstance(patches, (str, bytes, Mapping)) or not isinstance(patches, Iterable):
+        raise _Wrong(f"{_called_at(hook)} returned an object of type {type(patches).__name__}, {expected}")
+    for number, patch in enumerate(patches, 1):
         if isinstance(patch, (KnownBug, Listed)):
             yield patch
         else:

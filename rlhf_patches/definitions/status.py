@@ -1,4 +1,4 @@
-"""What was done, patch by patch: as a table, a dictionary, JSON, or flat values for an experiment tracker."""
+"""The status of each patch as a table, a dictionary, JSON, or flat values for an experiment tracker."""
 
 from __future__ import annotations
 
@@ -20,52 +20,52 @@ if TYPE_CHECKING:
 
 
 class Status(str, enum.Enum):
-    """What became of a patch. Only APPLIED means that code was changed."""
+    """The status of a patch. Only APPLIED means that code was changed."""
 
     PENDING = "pending"
-    """Not imported yet; it will be applied on import if the guards hold then."""
+    """Not imported yet; it is applied on import if the guards match."""
     APPLIED = "applied"
     """The function runs with the patch."""
     INACTIVE = "inactive"
     """`apply` has not been called in this process."""
     DISABLED = "disabled"
-    """Switched off by the user, or reverted."""
+    """Disabled by the user, or reverted."""
     ABSENT = "absent"
-    """The framework, or the part of it that the patch is for, is not installed."""
+    """The framework, or the part of it that the patch targets, is not installed."""
     UNAFFECTED = "unaffected"
-    """The version is outside the guard, or it is unknown and the defect is not in the code."""
+    """The version is outside the guard, or it is unknown and the code does not have the defect."""
     REFUSED = "refused"
-    """The version is affected, but the code is not recognised or not there, or another patch holds it."""
+    """The version is affected, but the code is not recognized or missing, or another patch has changed it."""
     FAILED = "failed"
-    """A fault of the patch or an exception, and nothing was changed; or other code has undone the patch since."""
+    """An error of the patch or an exception, and nothing was changed; or other code has undone the patch."""
     OBSERVED = "observed"
-    """Recognised, and left as released: RLHF_PATCHES_OBSERVE asks for counting alone."""
+    """Recognized and only counted, not changed (RLHF_PATCHES_OBSERVE)."""
     APPLIES = "applies"
-    """Only from static inspection: the installed source is affected and recognised."""
+    """Only from static inspection: the installed source is affected and recognized."""
     ADVICE = "advice"
-    """Of an advice, of which nothing is ever applied: the installed source is affected, and what to do is said."""
+    """For an advice, which applies nothing: the installed source is affected, and the report states what to do."""
 
     def __str__(self) -> str:
         return self.value
 
     @property
     def is_problem(self) -> bool:
-        """Whether a user has to look at it: the bug may be there, and it is not repaired."""
+        """Whether a user must look at it: the bug may be present, and it is not repaired."""
         return self in (Status.REFUSED, Status.FAILED)
 
 
 _ACTING = (Status.APPLIED, Status.APPLIES)
 _THERE = (Status.APPLIES, Status.ADVICE, Status.REFUSED, Status.FAILED)
-"""The bug is, or may be, in what is installed, and nothing in this process has repaired it."""
+"""The installed code has or may have the bug, and nothing in this process has repaired it."""
 
 
 class PatchError(RuntimeError):
-    """Strict mode: a patch was refused or failed. Not an ImportError, which frameworks like to swallow."""
+    """Strict mode: a patch was refused or failed. Not an ImportError, which frameworks often catch."""
 
 
 @dataclass(frozen=True)
 class PatchReport:
-    """One patch's state. ``version`` is that of the installed distribution, None when unknown."""
+    """One patch's status. ``version`` is the installed distribution's, None if unknown."""
 
     name: str
     status: Status
@@ -75,60 +75,57 @@ class PatchReport:
     guard: str
     plugin: str
     unreviewed: bool = False
-    """Unaffected by its version, but the code has the defect: a release newer than the patch, to be reported."""
+    """Unaffected by its version, but the code has the defect: a release newer than the patch; please report it."""
     observations: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """What the patch says it has done so far in this process: plain values, by what they are."""
+    """What the patch has done so far in this process: plain values by name."""
     reached: Reached | None = field(default=None, compare=False)
-    """How often the functions were entered that it has changed, or is observing; None of those that are not counted."""
+    """The call counts of the functions that it has changed or observes; None if they are not counted."""
     places: tuple[str, ...] = ()
-    """``file:line`` of each function that runs with the patch, or would."""
+    """``file:line`` of each function that runs with the patch, or would run with it."""
     changes_numbers: str | None = None
-    """What `Patch.changes_numbers` says, on one line, where the framework and the patch have been imported."""
+    """`Patch.changes_numbers` on one line, if the framework and the patch have been imported."""
     kind: str = PATCH
-    """Or ``advice``, or ``watch``."""
+    """``patch``, ``advice`` or ``watch``."""
     what_to_do: str | None = None
-    """What `Advice.what_to_do` says, on one line, where the framework is there."""
+    """`Advice.what_to_do` on one line, if the framework is installed."""
     harm: str = ""
-    """What `KnownBug.harm`, ``bug`` and ``when`` say, where the patch has been imported."""
+    """`KnownBug.harm`, ``bug`` and ``when``, if the patch has been imported."""
     bug: str = ""
     when: str = ""
 
     @property
     def ran(self) -> bool:
-        """Whether a function was entered that it has changed, or is observing."""
+        """Whether a function that it has changed or observes was called."""
         return self.reached is not None and self.reached.calls > 0
 
     @property
     def was_met(self) -> bool:
-        """Whether its condition has held."""
+        """Whether its condition was true."""
         return self.reached is not None and self.reached.held > 0
 
     @property
     def needs_attention(self) -> bool:
-        """Whether the log says it as a warning: the bug may be there, and it is not repaired."""
+        """Whether it is logged as a warning: the bug may be present, and it is not repaired."""
         return self.is_problem or self.unreviewed
 
     @property
     def is_problem(self) -> bool:
-        """Whether a bug may be there and is not repaired; a watch that cannot look leaves the run as it is."""
+        """Whether a bug may be present and is not repaired; a watch that cannot run does not affect the run."""
         return self.status.is_problem and self.kind != WATCH
 
     @property
     def is_there(self) -> bool:
-        """Whether the bug is, or may be, in what is installed, and nothing in this process has repaired it."""
+        """Whether the installed code has or may have the bug, and nothing in this process has repaired it."""
         return self.kind != WATCH and (self.status in _THERE or self.unreviewed)
 
     @property
     def why(self) -> str:
-        """The reason, and the plugin that brings the patch where it is not built-in: a line for people."""
+        """The reason, and the plugin of a patch that is not built-in, as one line."""
         return printable(f"{' '.join(self.reason.split())}{credit(self.plugin)}".lstrip())
 
     @property
     def notice(self) -> str:
-        """A line for people beside `why`; else empty.
-
-        Where a patch changes numbers and is applied or would be, and where an advice is for this release.
-        """
+        """A second line for an applied patch that changes results, or for an advice for this release; else empty."""
         if self.what_to_do is not None and self.status is Status.ADVICE:
             return printable(f"what to do: {self.what_to_do}")
         if self.changes_numbers is None or self.status not in _ACTING:
@@ -136,24 +133,24 @@ class PatchReport:
         return printable(f"repair changes results: {self.changes_numbers}")
 
     def below(self, places: bool = False, harm: bool = True) -> tuple[str, ...]:
-        """What a table has below the patch's row: the bug if it is there, the notice, the places.
+        """Return the lines below the patch's row: the bug if present, the notice, the places.
 
         Args:
-            places: whether these are asked for.
-            harm: whether to say how bad the bug is, which the row may have said.
+            places: whether to include the places.
+            harm: whether to include the harm, which the row may already have.
         """
-        bug = "" if self.status is Status.ADVICE else self.bug  # an advice's reason has said it
+        bug = "" if self.status is Status.ADVICE else self.bug  # an advice's reason already has it
         what = ": ".join(filter(None, (self.harm if harm else "", bug)))
         wrong = ". ".join(filter(None, (what, self.when and f"When: {self.when}"))) if self.is_there else ""
-        said = (*filter(None, (printable(wrong), self.notice)),)
+        texts = (*filter(None, (printable(wrong), self.notice)),)
         reached = (printable(str(self.reached)),) if self.ran else ()
-        return (*said, *reached, *map(printable, self.places if places else ()))
+        return (*texts, *reached, *map(printable, self.places if places else ()))
 
     def to_dict(self) -> dict[str, Any]:
-        """The stable JSON form: name, status, reason, distribution, version, guard, plugin.
+        """Return the stable JSON form: name, status, reason, distribution, version, guard, plugin.
 
-        And, where there is any, ``unreviewed``, ``observations``, ``reached``, ``changes_numbers``, ``places``,
-        ``harm``, ``bug`` and ``when``; of an advice ``kind`` and ``what_to_do``.
+        If present, also ``unreviewed``, ``observations``, ``reached``, ``changes_numbers``, ``places``, ``harm``,
+        ``bug`` and ``when``; for an advice, ``kind`` and ``what_to_do``.
         """
         wrong = {key: value for key in ("harm", "bug", "when") if (value := getattr(self, key))}
         advice = {"kind": self.kind} if self.kind != PATCH else {}
@@ -191,7 +188,7 @@ def patch_report(
     places: tuple[str, ...] = (),
     reached: Reached | None = None,
 ) -> PatchReport:
-    """A patch's state together with what the patch says about itself."""
+    """Return a patch's status together with the patch's own fields."""
     there = status is not Status.ABSENT
     changes_numbers: str | None = getattr(patch, "changes_numbers", None) if there else None
     what_to_do: str | None = getattr(patch, "what_to_do", None) if there else None
@@ -220,12 +217,12 @@ def patch_report(
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """The state of every registered patch, and the plugins that could not be loaded."""
+    """The status of every registered patch, and the plugins that could not be loaded."""
 
     patches: tuple[PatchReport, ...]
     plugin_failures: tuple[PluginFailure, ...] = ()
     notes: tuple[str, ...] = ()
-    """What else a user should know, of no patch in particular."""
+    """Further notes for the user that concern no single patch."""
 
     def __iter__(self) -> Iterator[PatchReport]:
         return iter(self.patches)
@@ -234,10 +231,10 @@ class Report:
         for patch in self.patches:
             if patch.name == name:
                 return patch
-        raise KeyError(f"no patch is called {name!r}; there are: {', '.join(p.name for p in self.patches)}")
+        raise KeyError(f"unknown patch {name!r}; the patches are: {', '.join(p.name for p in self.patches)}")
 
     def with_status(self, *statuses: Status) -> tuple[PatchReport, ...]:
-        """The patches in one of these states."""
+        """Return the patches with one of these statuses."""
         return tuple(patch for patch in self.patches if patch.status in statuses)
 
     @property
@@ -246,7 +243,7 @@ class Report:
         return tuple(patch for patch in self.patches if patch.is_problem)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, in values that JSON has."""
+        """Return everything as values that JSON can represent."""
         return {
             "patches": [patch.to_dict() for patch in self.patches],
             "plugin_failures": [{"plugin": f.plugin, "reason": f.reason} for f in self.plugin_failures],
@@ -254,17 +251,17 @@ class Report:
         }
 
     def to_json(self, **options: Any) -> str:
-        """`to_dict` as JSON text; options go to `json.dumps`."""
-        import json  # only where it is asked for
+        """Return `to_dict` as JSON text; options are passed to `json.dumps`."""
+        import json  # only on demand
 
         return json.dumps(self.to_dict(), **options)
 
     def to_flat_dict(self, prefix: str = "rlhf_patches/") -> dict[str, str]:
-        """One short string per patch, as experiment trackers like it: ``{"rlhf_patches/NAME": "applied"}``."""
+        """Return one short string per patch for experiment trackers: ``{"rlhf_patches/NAME": "applied"}``."""
         return {prefix + patch.name: patch.status.value for patch in self.patches}
 
     def to_brief(self, width: int | None = WIDTH) -> str:
-        """What `str` gives: which bugs were met; problems, and what else is on; the rest in counts."""
+        """Return the text of `str`: the bugs that occurred; problems and other active patches; counts of the rest."""
         shown = sorted((row for row in self.patches if row.status not in _FOLDED), key=_by_weight)
         below = [_matters(row) for row in shown]
         lines = [each for each in [verdict(self.patches)] if each]
@@ -275,16 +272,16 @@ class Report:
                 lines.append(f"{what}: {', '.join(f'{name} ({count})' for name, count in names.items())}")
         absent = self.with_status(Status.ABSENT)
         gone = folded(absent)
-        lines += gone if len(gone) < 4 else [f"not there: {len(absent)} for other packages"]
+        lines += gone if len(gone) < 4 else [f"not installed: {len(absent)} for other packages"]
         return "\n".join([*lines, *self._end()])
 
     def to_text(self, width: int | None = WIDTH, everything: bool = False, places: bool = False) -> str:
-        """A table of every patch, for people.
+        """Return a table of every patch.
 
         Args:
-            width: of its lines, in characters; None: no line is wrapped.
-            everything: a line for each patch of what is not installed, too, instead of one for all of a framework.
-            places: file and line of each function that runs with a patch, below it.
+            width: the lines' width in characters; None: no line wraps.
+            everything: one line for each patch of a framework that is not installed, instead of one per framework.
+            places: show file and line of each function that runs with a patch, below it.
         """
         shown = [row for row in self.patches if everything or row.status is not Status.ABSENT]
         lines = _table(shown, width, [row.below(places) for row in shown]) if shown or not self.patches else []
@@ -292,13 +289,13 @@ class Report:
         return "\n".join([*lines, *self._end()])
 
     def _end(self) -> list[str]:
-        """What is of no patch: plugins that cannot be used, and notes."""
+        """Return the lines that concern no patch: plugins that cannot be used, and notes."""
         return [*(printable(str(failure)) for failure in self.plugin_failures), *self.notes]
 
     def __str__(self) -> str:
         return self.to_brief()
 
-    # What an interpreter and a notebook show of `apply()` in their last line.
+    # An interpreter and a notebook show it for `apply()` in the last line.
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
@@ -318,14 +315,14 @@ _FOLDED = (Status.UNAFFECTED, Status.PENDING, Status.ABSENT)
 
 
 def _by_weight(row: PatchReport) -> int:
-    """What to read first: problems, bugs that were met, what ran, the rest."""
+    """Sort key: problems, bugs that occurred, patches that ran, the rest."""
     if row.needs_attention:
         return 0
     return 1 if row.was_met else 2 if row.ran else 3
 
 
 def _matters(row: PatchReport) -> tuple[str, ...]:
-    """What stands below a row: advice on results is for runs that have met the bug."""
+    """Return the lines below a row; the notice on results is for runs in which the bug occurred."""
     if _by_weight(row) < 2 or row.status is Status.ADVICE:
         return row.below()
     return (printable(str(row.reached)),) if row.ran else ()
@@ -344,7 +341,7 @@ def _framework(row: PatchReport) -> str:
 
 
 def folded(absent: Iterable[PatchReport]) -> list[str]:
-    """A line for each thing that is not there: what, and how many patches are for it."""
+    """Return one line for each missing framework, with the number of its patches."""
     counts: dict[str, Counter[str]] = {}
     for row in absent:
         counts.setdefault(row.why, Counter())[row.kind] += 1

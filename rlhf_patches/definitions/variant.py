@@ -1,4 +1,4 @@
-"""One shape of upstream's code that has a bug: its guard, and the changes."""
+"""One shape of upstream's code that has a bug: its guard and the changes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .listed import ListedVariant
 @names_fields
 @dataclass(frozen=True)
 class Variant:
-    """One shape of upstream's code that has the bug, and its repair in it.
+    """One shape of upstream's code that has the bug, and its repair.
 
     Attributes:
         guard: the releases whose code has the bug in this shape.
-        changes: applied all or not at all, once all their modules have been imported. Of an `Advice` shapes alone, all
-            of which must be there.
-        independent: whether the changes of each module do without those of the others. They are then applied when that
-            module is imported, whichever others are or are not; no module's if any is not recognised.
-        where_defined, unless_defined: functions, ``module:name``, all of which have to be defined in the changes' own
-            modules, and of which none may be: for code that reads the same where what it stands on is another.
+        changes: the changes, applied all or none, once all their modules have been imported. For an `Advice`, only
+            shapes, all of which must match.
+        independent: whether the changes of each module are independent of the others. They are then applied when that
+            module is imported, whether or not the others are; none is applied if any is not recognized.
+        where_defined, unless_defined: functions, ``module:name``, of the changes' own modules, all of which must be
+            defined, or none of which may be: for identical code on different dependencies.
     """
 
     guard: Guard
@@ -38,7 +38,7 @@ class Variant:
         check_types(self, "Variant.")
         check_items(f"Variant of {self.guard}", "changes", self.changes, (Rewrite, Replace, Wrap, Shape))
         if len({isinstance(change, Shape) for change in self.changes}) > 1:
-            raise DefinitionError("Variant.changes has a Shape beside other changes; expected shapes alone, or none")
+            raise DefinitionError("Variant.changes mixes a Shape with other changes; expected only shapes, or none")
         for name, path in (
             *(("where_defined", path) for path in self.where_defined),
             *(("unless_defined", path) for path in self.unless_defined),
@@ -46,26 +46,26 @@ class Variant:
             check_path(path, f"Variant.{name}")
             if path.partition(":")[0] not in self.modules:
                 raise DefinitionError(
-                    f"Variant.{name} names {path}: expected functions of what it changes, {', '.join(self.modules)}"
+                    f"Variant.{name} names {path}: expected functions of the changed modules, {', '.join(self.modules)}"
                 )
 
     @property
     def is_advice(self) -> bool:
-        """Whether it changes nothing: that of an `Advice`."""
+        """Whether it belongs to an `Advice` and changes nothing."""
         return isinstance(self.changes[0], Shape)
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules that must have been imported before it can be applied, in the order of the changes."""
+        """The modules that must be imported before it can be applied, in the order of the changes."""
         return tuple(dict.fromkeys(change.target.partition(":")[0] for change in self.changes))
 
     @property
     def rewrites(self) -> bool:
-        """Whether a change is a pattern: a `Rewrite`, or a `Shape`."""
+        """Whether a change has a pattern: a `Rewrite` or a `Shape`."""
         return any(isinstance(change, (Rewrite, Shape)) for change in self.changes)
 
     def listed(self) -> ListedVariant:
-        """Its part of the patch's entry in a list."""
+        """Return its part of the patch's entry in a list."""
         guard = self.guard
         return ListedVariant(
             distribution=guard.distribution,

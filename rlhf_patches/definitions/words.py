@@ -1,4 +1,4 @@
-"""Values, counts, lines and tables as text, for people and for JSON."""
+"""Values, counts, lines and tables as text."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import math
 from collections.abc import Mapping, Sequence
 
 WIDTH = 130
-"""Characters of a line, where no terminal says otherwise: logs."""
-_LEAST = 36  # characters for the last column
-_MOST = 44  # for another one in a pipe: beside one long cell the others would be blanks
+"""The width of a line in characters without a terminal, as in logs."""
+_LEAST = 36  # the smallest width of the last column
+_MOST = 44  # the largest width of another column in a pipe: one long cell would pad all others
 _INDENT = 4
 
 
 def finite(value: float) -> float | str:
-    """A number as JSON has it, which knows no NaN and nothing infinite: those as text."""
+    """Return a number for JSON, with NaN and infinities as text."""
     return value if math.isfinite(value) else str(value)
 
 
 def observed_text(value: object) -> str:
-    """What a patch, or a figure of a watch, has seen: "0.31 at worst, at step 3, of 40"."""
+    """Return an observation of a patch or of a watch's figure: "0.31 at worst, at step 3, of 40"."""
     if not isinstance(value, Mapping):
         return str(value)
     worst, at, warning = value.get("worst"), value.get("at"), value.get("warning")
-    said = f"{worst:.3g}" if isinstance(worst, (int, float)) else str(worst)
-    said += f" at worst{f', at {at}' if at else ''}, of {value.get('values')}"
-    return f"{said}; warning: {warning}" if warning else said
+    text = f"{worst:.3g}" if isinstance(worst, (int, float)) else str(worst)
+    text += f" at worst{f', at {at}' if at else ''}, of {value.get('values')}"
+    return f"{text}; warning: {warning}" if warning else text
 
 
 def printable(text: str) -> str:
-    """Text from outside as one line: it must not move the cursor, nor be what no terminal can encode."""
+    """Escape text from outside to one line without control characters and without unencodable characters."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def plural(count: int, one: str, many: str = "") -> str:
-    """A number of things: "1 patch", "2 patches"; without ``many`` their name takes an s."""
+    """Return a count with its noun: "1 patch", "2 patches"; without ``many``, the plural adds an s."""
     return f"{count} {one if count == 1 else many or one + 's'}"
 
 
@@ -43,16 +43,16 @@ def layout(
     width: int | None,
     below: Sequence[Sequence[str]] = (),
 ) -> list[str]:
-    """Rows in columns. Only the last cell is ever wrapped, no word is broken, and no line ends in blanks.
+    """Format rows in columns. Only the last cell wraps, no word is broken, and no line ends in spaces.
 
     Args:
         heads: the names of the columns.
-        rows: their cells, each of one line.
-        width: of a terminal or a log. Where the columns leave too little of it, the last cell goes below its row. None
-            for a pipe: no cell is wrapped.
+        rows: the cells, each of one line.
+        width: the width of a terminal or a log. If the columns leave too little of it, the last cell is put below its
+            row. None for a pipe: no cell wraps.
         below: lines to put below each row.
     """
-    import textwrap  # only where a table is asked for
+    import textwrap  # only for a table
 
     columns = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads) - 1)]
     if width is None:

@@ -1,1 +1,1 @@
-"""Patches applied to this process: when, all or nothing, and undone."""
+"""Applies patches to this process, all or nothing, and reverts them."""

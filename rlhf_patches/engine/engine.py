@@ -1,7 +1,7 @@
-"""Applying and reverting: which patch, when, and what is said about it. `ledger` changes the functions.
+"""Applies and reverts patches, and logs the results. `ledger` changes the functions.
 
-Everything that changes functions happens under one lock. Nothing is imported under it: an import hook runs
-while Python holds import locks, and a thread that held ours while waiting for one of those would deadlock.
+One lock guards all changes of functions. Nothing is imported under it: an import hook runs while Python holds import
+locks, and a thread that holds our lock while it waits for an import lock would deadlock.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ Names = Iterable[str] | str | None
 
 
 class Asked(NamedTuple):
-    """``chosen`` is None as long as `apply` has not been called; ``hint`` ends an error about an unknown name.
+    """The requests so far. ``chosen`` is None before `apply`; ``hint`` ends an error about an unknown name.
 
-    ``contested``: by name, who holds what of those that upstream contests; ``named``: those of them that `apply` was
-    asked for by their names.
+    ``contested``: the positions on contested patches, by name; ``named``: those of them that `apply` enabled by name.
     """
 
     names: tuple[str, ...]
@@ -47,7 +46,7 @@ class Asked(NamedTuple):
 
 
 class Engine(Turn):
-    """The state of one process. Use the functions of `rlhf_patches`; there is one engine behind them."""
+    """The engine of one process. Use the functions of `rlhf_patches`, which share one engine."""
 
     # ------------------------------------------------------------------------------------- public calls
 
@@ -88,7 +87,7 @@ class Engine(Turn):
         with self._lock:
             for name in chosen:
                 entry = entries[name]
-                if entry.requested or self._ledger.carrying(name):  # an earlier call may not have got it off
+                if entry.requested or self._ledger.carrying(name):  # an earlier call may have failed to revert it
                     entry.requested = entry.named = False
                     entry.outcome = self._switch_off(name, "reverted by revert()")
             self._unwatch(entries[name] for name in chosen)
@@ -103,7 +102,7 @@ class Engine(Turn):
                 self._look_again(entry)
             rows = [(self._row_with_places(entry), entry.patch) for entry in entries.values()]
             failures = tuple(self._failures)
-        # Not under the lock: it is the patch's own code.
+        # Not under the lock: it runs the patch's own code.
         return Report(tuple(with_observations(row, patch) for row, patch in rows), failures)
 
     @property
@@ -112,14 +111,14 @@ class Engine(Turn):
         return self._called
 
     def end(self) -> None:
-        """At the end of the process: which bugs it met; what was imported past the hooks ends strict mode with 120."""
+        """At exit, log the verdict; in strict mode, exit with 120 if an import bypassed the hooks."""
         entries = (self._entries or {}).values()
         with self._lock:
             for entry in entries:
                 self._look_again(entry)
             missed = [row(entry) for entry in entries if entry.outcome.missed]
             rows = [self._row_with_places(entry) for entry in entries]
-        with contextlib.suppress(Exception):  # of a handler of the user's logging
+        with contextlib.suppress(Exception):  # the user's logging handler may raise
             ended(rows)
         if not missed:
             return
@@ -127,13 +126,13 @@ class Engine(Turn):
         if not self._is_strict():
             announce(missed)
             return
-        said = "; ".join(f"{row.name} was {row.status}: {row.reason}" for row in missed)
+        problems = "; ".join(f"{row.name} was {row.status}: {row.reason}" for row in missed)
         with contextlib.suppress(Exception):  # standard error may be closed
-            sys.stderr.write(f"[rlhf_patches] strict mode, and {printable(said)}\n")
+            sys.stderr.write(f"[rlhf_patches] strict mode: {printable(problems)}\n")
         exit_status.fail()
 
     def _row_with_places(self, entry: Entry) -> PatchReport:
-        """With ``file:line`` of each function that carries an applied patch, and how often these were entered."""
+        """Return the row with ``file:line`` of each function that carries the patch, and the call counts."""
         name = entry.patch.name
         if entry.outcome.status is Status.ADVICE:
             return row(entry, reached=self._ledger.reached(name))
@@ -142,7 +141,7 @@ class Engine(Turn):
         places = (f"{item.source.filename}:{item.place.lineno}" for item in self._ledger.carrying(name))
         return row(entry, tuple(dict.fromkeys(places)), self._ledger.reached(name))
 
-    # ------------------------------------------------------------------- asked within training, without locks
+    # ------------------------------------------------------------------- called within training, without locks
 
     def in_force(self, name: str) -> bool:
         """See `rlhf_patches.in_force`."""
@@ -150,15 +149,15 @@ class Engine(Turn):
         return self._ledger.in_force(name)
 
     def may_be_there(self, name: str) -> bool:
-        """Whether a bug may be in this process: no patch for it is in force, nor is it known that nothing has it."""
+        """Whether this process may have the bug: no patch for it is in force, and the framework may be affected."""
         status = self._known(name, "may_be_there").outcome.status
         return status not in (Status.UNAFFECTED, Status.ABSENT) and not self._ledger.in_force(name)
 
     def matched(self, name: str, target: str) -> str:
         """See `rlhf_patches.matched`."""
-        found = self._ledger.matched(name).get(target)
-        if found is not None:
-            return found
+        fingerprint = self._ledger.matched(name).get(target)
+        if fingerprint is not None:
+            return fingerprint
         patch = self._define(self._known(name, "matched"))
         from ..definitions.changes import Replace, Wrap  # which the patch has imported
 
@@ -166,36 +165,36 @@ class Engine(Turn):
         targets = [change.target for change in changes if isinstance(change, (Replace, Wrap)) and change.fingerprints]
         if target not in targets:
             raise settings.SettingsError(
-                f"matched names {target!r}, which is no target of {name} with fingerprints"
+                f"matched: {target!r} is not a target of {name} with fingerprints"
                 f"{settings.nearest(target, list(dict.fromkeys(targets)))}"
             )
         raise PatchError(f"{name} has not been applied to {target} in this process, so no fingerprint was matched")
 
-    # --------------------------------------------------------------------------- one patch by itself, for tests
+    # --------------------------------------------------------------------------- one patch alone, for tests
 
     def definition(self, name: str) -> KnownBug:
-        """A registered patch or advice, imported.
+        """Import and return a registered patch or advice.
 
         Raises:
-            SettingsError: there is none of this name.
+            SettingsError: there is no patch of this name.
         """
         return self._define(self._known(name, "the test"))
 
     @contextlib.contextmanager
     def set_apart(self, patch: KnownBug) -> Iterator[None]:
-        """Have a patch off, for `switch` to put on; at the end it is as it was, and gone if it was not registered.
+        """Disable a patch within the context, so that `switch` can enable it; restore its state afterwards.
 
-        Every other patch stays as it is.
+        A patch that was not registered is removed afterwards. Other patches are not affected.
 
         Raises:
-            SettingsError: another one is registered under its name, or other code keeps it from being taken off.
+            SettingsError: another patch is registered under its name, or other code prevents its removal.
         """
         entries = self._registered()
         registered = entries.get(patch.name)
         if registered is not None and self._define(registered) != patch:
             raise settings.SettingsError(
-                f"{patch} is registered by {registered.plugin}, which defines it otherwise: expected the same one. Is "
-                "an older version installed? `pip install -e .` has the one of the working tree"
+                f"{registered.plugin} registers {patch} with a different definition. Is an older version installed? "
+                "`pip install -e .` installs the working tree's"
             )
         entry = registered or Entry(patch, "a test")
         before = entry.requested, entry.outcome, entry.version
@@ -203,7 +202,7 @@ class Engine(Turn):
         self._entries = {**entries, patch.name: entry}
         try:
             if self.switch(patch.name, on=False).status is Status.FAILED:
-                raise settings.SettingsError(f"{patch} cannot be tried: {entry.outcome.reason}")
+                raise settings.SettingsError(f"{patch} cannot be tested: {entry.outcome.reason}")
             yield
         finally:
             self.switch(patch.name, on=False)
@@ -217,15 +216,15 @@ class Engine(Turn):
 
     @memory.parsed_once(kept=math.inf)
     def switch(self, name: str, on: bool, by_name: bool = True) -> PatchReport:
-        """Put on or take off one patch, and nothing else: no line in the log, and no error under strict mode.
+        """Apply or revert one patch, without a log line and without an error in strict mode.
 
         Args:
             name: the patch.
-            on: whether to put it on.
-            by_name: whether that counts as asked for by its name, where upstream contests it.
+            on: whether to apply it.
+            by_name: whether a contested patch counts as enabled by its name.
 
         Returns:
-            its row in the report.
+            the patch's row in the report.
         """
         entry = self._known(name, "the test")
         if on:
@@ -233,7 +232,7 @@ class Engine(Turn):
         with self._lock:
             entry.requested, entry.named = on, on and by_name
             if not on:
-                entry.outcome = self._switch_off(name, "taken off by a test")
+                entry.outcome = self._switch_off(name, "reverted by a test")
                 self._unwatch([entry])
         if on:
             for module in entry.patch.modules:
@@ -244,7 +243,7 @@ class Engine(Turn):
     # ---------------------------------------------------------------------------------- for other processes
 
     def asked(self) -> Asked:
-        """What the callers of `apply` and `revert` have asked for so far, whatever became of it."""
+        """Return what the callers of `apply` and `revert` have requested so far, whatever the result."""
         entries = self._registered()
         with self._lock:
             chosen = tuple(name for name, entry in entries.items() if entry.requested) if self._called else None
@@ -253,17 +252,17 @@ class Engine(Turn):
             return Asked(tuple(entries), chosen, self._strict, self._hint(), contested, named)
 
     def carried(self) -> list[tuple[KnownBug | Listed, PatchReport, dict[str, str]]]:
-        """Each patch, its row in the report, and the text of each module that it has been applied to.
+        """Return each patch, its row in the report, and the text of each module that it has been applied to.
 
-        A patch stays listed where its framework is absent, and where it cannot be imported. No module of a framework is
-        imported, and nothing changed.
+        A patch stays `Listed` if its framework is absent or if it cannot be imported. No module of a framework is
+        imported, and nothing is changed.
         """
         entries = self._registered()
         for entry in entries.values():
             if entry.outcome.status is not Status.ABSENT:
                 try:
                     self._define(entry)
-                except no_signal(Exception, SystemExit):  # said when it is to be applied
+                except no_signal(Exception, SystemExit):  # reported when it is applied
                     pass
         with self._lock:
             for entry in entries.values():
@@ -283,7 +282,7 @@ class Engine(Turn):
 
     @memory.parsed_once(kept=math.inf)
     def _imported(self, module_name: str, module: ModuleType) -> None:
-        """Called when a watched module has been imported or reloaded. Raises only in strict mode."""
+        """Handle the import or reload of a watched module. Raises only in strict mode."""
         entries = [e for e in (self._entries or {}).values() if e.requested and module_name in e.patch.modules]
         with contextlib.suppress(settings.SettingsError):  # part of each entry's reason
             self._settings()  # before the lock is taken: an error about a name imports difflib
@@ -295,12 +294,12 @@ class Engine(Turn):
     # ------------------------------------------------------------------------------- changing functions
 
     def _unwatch(self, entries: Iterable[Entry]) -> None:
-        """No longer wait for the modules of entries that nothing requested is for."""
+        """Stop waiting for modules that no requested patch needs."""
         needed = {m for e in (self._entries or {}).values() if e.requested for m in e.patch.modules}
         for module in {m for e in entries for m in e.patch.modules} - needed:
             import_hooks.unwatch(module, self._imported)
 
-    # ------------------------------------------------------------------------------------ saying so
+    # ------------------------------------------------------------------------------------ logging
 
     def _say(self, rows: Iterable[PatchReport], failures: Iterable[PluginFailure], raising: bool) -> None:
         rows, failures = tuple(rows), tuple(failures)
@@ -309,8 +308,8 @@ class Engine(Turn):
         lines = [f"{row.name} was {row.status}: {row.reason}" for row in rows if row.is_problem]
         lines += [str(failure) for failure in failures]
         if raising and lines:
-            raise PatchError("strict mode, and " + "; ".join(lines))
+            raise PatchError("strict mode: " + "; ".join(lines))
 
 
 engine = Engine()
-"""The one of this process, behind the functions of `rlhf_patches`."""
+"""The engine of this process, used by the functions of `rlhf_patches`."""

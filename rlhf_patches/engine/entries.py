@@ -1,4 +1,4 @@
-"""What the engine keeps of each patch, and its row in the report."""
+"""The engine's record of each patch, and its row in the report."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """What has become of a patch. One value, so that a status never stands beside the reason of another.
+    """The outcome for a patch. It is one value, so status and reason always belong together.
 
-    ``waits`` has the modules whose import is waited for: any of these groups, as a whole; ``missed``: that of one was
-    not noticed.
+    ``waits``: groups of modules; the patch waits until all modules of one group are imported. ``missed``: the hooks
+    missed an import.
     """
 
     status: Status
@@ -32,13 +32,13 @@ class Outcome(NamedTuple):
 
 
 ON = (Status.APPLIED, Status.OBSERVED)
-"""What has changed code, be it to count alone."""
+"""The statuses that change code, if only to count calls."""
 
 FRESH = Outcome(Status.INACTIVE, "apply() has not been called")
 
 
 class Entry:
-    """A registered patch or advice and what has become of it."""
+    """A registered patch or advice and its outcome."""
 
     def __init__(self, patch: KnownBug | Listed, plugin: str) -> None:
         self.patch = patch
@@ -50,7 +50,7 @@ class Entry:
 
 
 class NoLedger:
-    """The ledger as long as no function was to be changed. A real one imports all that changing takes."""
+    """The ledger before the first change. A real ledger imports all that a change requires."""
 
     def in_force(self, name: str) -> bool:
         return False
@@ -80,7 +80,7 @@ def row(entry: Entry, places: tuple[str, ...] = (), reached: Reached | None = No
 
 
 def with_observations(row: PatchReport, patch: KnownBug | Listed) -> PatchReport:
-    """The row of an applied patch, with what the patch says it has done so far."""
+    """Return the row of an applied patch with the patch's observations so far."""
     if row.status is not Status.APPLIED:
         return row
     observations: str | None = getattr(patch, "observations", None)
@@ -89,10 +89,10 @@ def with_observations(row: PatchReport, patch: KnownBug | Listed) -> PatchReport
     if module is None:
         return row
     try:
-        found = dict(getattr(module, function)())
-    except no_signal(Exception) as error:  # a report must not fail for this
+        values = dict(getattr(module, function)())
+    except no_signal(Exception) as error:  # a report must not fail because of a patch
         return replace(row, reason=f"{row.reason}; {observations} failed: {type(error).__name__}: {error}")
-    if not found:
+    if not values:
         return row
-    said = ", ".join(f"{what}: {observed_text(value)}" for what, value in found.items())
-    return replace(row, reason=f"{row.reason}; observed: {said}", observations=found)
+    texts = ", ".join(f"{what}: {observed_text(value)}" for what, value in values.items())
+    return replace(row, reason=f"{row.reason}; observed: {texts}", observations=values)

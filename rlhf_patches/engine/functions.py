@@ -1,6 +1,6 @@
-"""Live function objects: finding the one that a target names, and swapping its code.
+"""Finds the live function object of a target, and swaps its code.
 
-Swapping ``__code__`` reaches every reference that was taken before, and undoing it is one assignment.
+Swapping ``__code__`` affects every existing reference, and one assignment undoes it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_LAYERS = 64
 
 
 class Located(NamedTuple):
-    """A function as its module holds it: ``raw`` is the attribute, behind which the function may be hidden."""
+    """A function's attribute in its module: ``raw`` may wrap the function."""
 
     raw: Any
     owner: type | None
@@ -34,12 +34,12 @@ class Located(NamedTuple):
 
 
 def attribute(module: ModuleType, qualname: str) -> Located:
-    """The attribute that a qualified name stands for, without triggering descriptors.
+    """Return the attribute of a qualified name, without triggering descriptors.
 
     Raises:
         Unrecognised: there is no such attribute, or it is inherited rather than defined there.
     """
-    # A lazily imported module would answer ordinary attribute access by importing.
+    # Ordinary attribute access would import a lazy module.
     namespace = object.__getattribute__(module, "__dict__")
     owner: type | None = None
     value: Any = module
@@ -47,12 +47,12 @@ def attribute(module: ModuleType, qualname: str) -> Located:
         if isinstance(value, type) and part.startswith("__") and not part.endswith("__"):
             part = f"_{value.__name__.lstrip('_')}{part}"
         if part not in namespace:
-            raise Unrecognised(f"{module.__name__} has no {qualname} of its own (no {part!r})")
+            raise Unrecognised(f"{module.__name__} does not define {qualname} (no {part!r})")
         if value is not module:
             owner = value
         value = namespace[part]
         if not isinstance(value, type):
-            # ray.remote puts an object under an actor class's name. Its class derives from the actor's.
+            # ray.remote replaces an actor class by an object. The object's class derives from the actor's.
             behind = inspect.getattr_static(value, "__ray_actor_class__", None)
             value = behind if isinstance(behind, type) else value
         namespace = vars(value) if isinstance(value, type) else {}
@@ -60,20 +60,20 @@ def attribute(module: ModuleType, qualname: str) -> Located:
 
 
 def find(located: Located, expected: CodeType, originals: dict[FunctionType, CodeType], target: str) -> FunctionType:
-    """The function behind an attribute whose code is ``expected`` (compiled from the source on disk).
+    """Return the function behind an attribute whose code is ``expected`` (compiled from the source on disk).
 
-    ``originals`` holds the original code of functions that we have patched already.
+    ``originals`` holds the original code of functions that are already patched.
 
     Raises:
-        Unrecognised: none is, or several are; the message says what was found instead.
+        Unrecognised: no function matches, or several do; the message describes the functions that exist.
     """
-    # Everywhere type(), not isinstance(): to that one, a wrapt proxy around a function passes for the function.
+    # type(), not isinstance(), which accepts a wrapt proxy around a function as the function.
     layers = list(behind(located.raw, target))
-    found = [f for f in layers if type(f) is FunctionType and is_same(originals.get(f, f.__code__), expected)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise Unrecognised(f"{target} hides {len(found)} functions with the same code; which one runs cannot be told")
+    matches = [f for f in layers if type(f) is FunctionType and is_same(originals.get(f, f.__code__), expected)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise Unrecognised(f"{target} wraps {len(matches)} functions with the same code; the one that runs is unknown")
     for function in layers:
         if type(function) is FunctionType and function.__code__.co_name == expected.co_name:
             code = function.__code__
@@ -83,18 +83,18 @@ def find(located: Located, expected: CodeType, originals: dict[FunctionType, Cod
                     f"{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
                 )
             raise Unrecognised(
-                f"{target} is not the code on disk: {code.co_filename} was edited since it was imported, or other "
+                f"{target} is not the code on disk: {code.co_filename} was edited after its import, or other "
                 "code has changed the function"
             )
-    raise Unrecognised(f"{target} is {_describe(located.raw)}, behind which its own function cannot be found")
+    raise Unrecognised(f"{target} is {_describe(located.raw)} that does not lead to its own function")
 
 
 def is_same(code: CodeType, expected: CodeType) -> bool:
-    """Whether two code objects do the same in the same lines, and in the same columns if both know any.
+    """Whether two code objects are equal with equal lines, and with equal columns if both have columns.
 
-    Bytecode that was compiled with PYTHONNODEBUGRANGES has no columns, and a process without it compiles some.
+    Bytecode that was compiled with PYTHONNODEBUGRANGES has no columns; other bytecode has columns.
     """
-    if code == expected or not hasattr(code, "co_positions"):  # Python 3.10 has lines alone
+    if code == expected or not hasattr(code, "co_positions"):  # Python 3.10 has only lines
         return code == expected
     if _has_columns(code) and _has_columns(expected):
         return False
@@ -123,7 +123,7 @@ def _without_places(code: CodeType) -> CodeType:
 
 
 def reaches(raw: Any, function: FunctionType) -> bool:
-    """Whether a function is still behind an attribute."""
+    """Whether an attribute still leads to a function."""
     try:
         return any(layer is function for layer in behind(raw, ""))
     except Unrecognised:
@@ -131,7 +131,7 @@ def reaches(raw: Any, function: FunctionType) -> bool:
 
 
 def behind(raw: Any, target: str) -> Iterator[Any]:
-    """The object and everything that decorators have put it in front of, outermost first."""
+    """Yield the object and everything that it wraps, outermost first."""
     waiting: list[Any] = [raw]
     seen: set[int] = set()
     while waiting and len(seen) < _MOST_LAYERS:
@@ -140,7 +140,7 @@ def behind(raw: Any, target: str) -> Iterator[Any]:
             continue
         seen.add(id(layer))
         if isinstance(layer, functools._lru_cache_wrapper):
-            raise Unrecognised(f"{target} is cached with functools.lru_cache: results from before would stay")
+            raise Unrecognised(f"{target} is cached with functools.lru_cache: earlier results would stay cached")
         yield layer
         if isinstance(layer, (staticmethod, classmethod)):
             waiting.append(layer.__func__)
@@ -171,23 +171,23 @@ def _describe(raw: Any) -> str:
 
 
 def parameters(code: CodeType) -> tuple[str, ...]:
-    """The names of all, ``args`` and ``kwargs`` too."""
+    """Return all parameter names, including ``args`` and ``kwargs``."""
     flags = code.co_flags
     stars = bool(flags & inspect.CO_VARARGS) + bool(flags & inspect.CO_VARKEYWORDS)
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + stars]
 
 
 def check_swap(function: FunctionType, code: CodeType) -> None:
-    """Raise unless ``code`` can take the place of the function's code.
+    """Check that ``code`` can replace the function's code.
 
     Raises:
-        Unrecognised: it cannot, as `rewriting.check_swap` says.
+        Unrecognised: it cannot (`rewriting.check_swap`).
     """
     rewriting.check_swap(function.__code__, code, function.__qualname__)
 
 
 def in_dynamo_cache(function: FunctionType) -> bool:
-    """Whether torch.compile holds compiled code for this very function (inlined ones cannot be told)."""
+    """Whether torch.compile has compiled code for this function (inlined functions are not detected)."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     entries = getattr(dynamo, "_debug_get_cache_entry_list", None)
     if entries is None:

@@ -1,13 +1,12 @@
-"""Being told when a module has been imported, whatever the order.
+"""Import hooks: callbacks after the import of a module, in any order.
 
-A finder in front of all others has the specs of watched modules observed (`import_system`); so first imports, imports
-tried again after a failure, and modules that are half imported when we start to watch them are one case. Reloads and
-lazy modules have their place below.
+A finder before all others observes the specs of watched modules (`import_system`), so first imports, repeated imports
+after a failure, and half-imported modules are one case. Reloads and lazy modules are handled below.
 
-wrapt's post-import hooks are not used: they do not fire on a reload, are lost when any hook raises, and make
-a lazy module load at once.
+wrapt's post-import hooks are not used: they do not fire on a reload, are lost when any hook raises, and load a lazy
+module at once.
 
-Callbacks must not raise, unless the import is meant to fail.
+Callbacks must not raise, unless the import should fail.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ _watched: dict[str, tuple[Callback, ...]] = {}
 def watch(name: str, callback: Callback) -> None:
     """Call ``callback(name, module)`` after every import or reload of a module from now on.
 
-    A module that is imported to its end already is the caller's to look at; one that is half imported, or lazy,
-    is announced when it is done.
+    The caller handles a module that is already imported; a half-imported or lazy module is announced when it is done.
     """
     _watched[name] = (*(known for known in _watched.get(name, ()) if known != callback), callback)
     finder.install()
@@ -51,14 +49,14 @@ def watch(name: str, callback: Callback) -> None:
 
 
 def unwatch(name: str, callback: Callback) -> None:
-    """Stop telling this callback of a module."""
+    """Stop calling this callback for a module."""
     _watched[name] = tuple(known for known in _watched.get(name, ()) if known != callback)
     if not _watched[name]:
         del _watched[name]
 
 
 def is_ready(module: ModuleType) -> bool:
-    """Whether a module in ``sys.modules`` has been executed to its end."""
+    """Whether a module in ``sys.modules`` has been fully executed."""
     return not _is_lazy(module) and not import_system.is_initialising(module)
 
 
@@ -67,10 +65,10 @@ def _is_lazy(module: ModuleType | None) -> bool:
 
 
 def _announce(name: str) -> None:
-    # The module's lock is held meanwhile; a child that is forked now is to import the module anew.
+    # The module's lock is held here; a child that is forked now must import the module again.
     with import_system.loading():
         for callback in _watched.get(name, ()):
-            # A module may have put something else into its place. None: its import failed.
+            # A module may have replaced itself. None: its import failed.
             module = sys.modules.get(name)
             if module is not None:
                 callback(name, module)
@@ -80,23 +78,22 @@ def _announce(name: str) -> None:
 
 
 class _Finder(import_system.Observer):
-    """Stands in front, and lets the other finders find a watched module. Takes no lock: see `import_system`."""
+    """The first finder; it lets the other finders find a watched module. It takes no lock: see `import_system`."""
 
     def install(self) -> None:
-        """Go to the front, also when another finder has gone there since."""
-        # Not index(): it compares with ==, and other people's finders may define that.
+        """Move to the front, also if another finder is there now."""
+        # Not index(): it compares with ==, which other finders may define.
         place = next((index for index, other in enumerate(sys.meta_path) if other is self), None)
         if place is None:
             sys.meta_path.insert(0, self)
         elif place:
-            # The list keeps its length: Python may be walking through it in another thread, and would miss a finder
-            # if one before it left.
+            # The list keeps its length: another thread may iterate over it, and would skip a finder after a removal.
             sys.meta_path[: place + 1] = [self, *sys.meta_path[:place]]
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if target is not None:  # a reload has its own place below
+        if target is not None:  # reloads are handled below
             return None
         if fullname not in _watched:
             return None
@@ -106,7 +103,7 @@ class _Finder(import_system.Observer):
         return spec
 
     def adopt(self, spec: ModuleSpec) -> None:
-        """Announce the module of a spec that another finder has found, if it is watched."""
+        """Announce the module of another finder's spec, if it is watched."""
         if spec.name in _watched:
             import_system.observe(spec, self)
 
@@ -125,7 +122,7 @@ finder = _Finder()
 
 
 class _Reloading(dict[str, ModuleType]):
-    """In place of importlib's own record of the reloads under way, which an entry leaves when its reload ends."""
+    """Replaces importlib's record of running reloads; an entry is deleted when its reload ends."""
 
     def __delitem__(self, name: str) -> None:
         super().__delitem__(name)
@@ -133,7 +130,7 @@ class _Reloading(dict[str, ModuleType]):
 
 
 def _notice_reloads() -> None:
-    # Where a later Python has no such record, a patched function that a reload has replaced shows as failed.
+    # Without such a record in a later Python, a patched function that a reload has replaced is reported as failed.
     reloading: Any = getattr(importlib, "_RELOADING", None)
     if type(reloading) is dict:
         importlib._RELOADING = _Reloading(reloading)  # type: ignore[attr-defined]
@@ -143,7 +140,7 @@ def _notice_reloads() -> None:
 
 
 def _announce_after_running(spec: ModuleSpec) -> None:
-    """Announce a lazy module when it has run: by a function in front of its loader's, until then."""
+    """Announce a lazy module when it has run, by a temporary wrapper of its loader's function."""
     loader: Any = spec.loader
     run = getattr(loader, "exec_module", None)
     waiting: set[str] | None = getattr(run, "_rlhf_patches_waiting", None)
@@ -161,11 +158,11 @@ def _announce_after_running(spec: ModuleSpec) -> None:
             waiting.discard(name)
             _announce(name)
 
-    # Warnings and tracebacks pass over this frame as over the import system's own.
+    # Warnings and tracebacks skip this frame like the import system's own.
     exec_module.__code__ = exec_module.__code__.replace(co_filename="<frozen importlib._bootstrap_external>")
     exec_module._rlhf_patches_waiting = waiting  # type: ignore[attr-defined]
     if not isinstance(loader, type):
         try:
             loader.exec_module = exec_module
-        except AttributeError:  # the next report says that it was not noticed
+        except AttributeError:  # the next report states that the import was missed
             pass

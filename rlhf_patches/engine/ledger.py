@@ -1,6 +1,6 @@
-"""The ledger: which function carries which patches, and every change to it, all or nothing.
+"""The ledger: records which function carries which patches, and makes every change, all or nothing.
 
-It knows code, not statuses: `Engine` decides when, holds the lock, and says what became of it. Nothing is imported.
+It handles code, not statuses: `Engine` decides when, holds the lock, and reports the outcome. Nothing is imported.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .patched import Patched, Plan, Swap
 from .reached import Entries, Probe
 
 Implementation = Callable[[str], Callable[..., Any]]
-"""From ``module:qualified.name`` to the object, imported before; raises what its import raised."""
+"""Maps ``module:qualified.name`` to the object, which is already imported; raises the exception of its import."""
 
 
 class Ledger:
-    """Which function carries what. Every call is made under its `Engine`'s lock, but `in_force` and `matched`."""
+    """The patches of each function. All calls except `in_force` and `matched` are made under the `Engine`'s lock."""
 
     def __init__(
         self, on_first: Callable[[str], None] = lambda patch: None, on_entry: Callable[[], None] = lambda: None
@@ -40,32 +40,32 @@ class Ledger:
         self._matched: dict[str, dict[str, str]] = {}
 
     def in_force(self, name: str) -> bool:
-        """Whether a patch is what runs now at each of its targets. Takes no lock and imports nothing."""
+        """Whether a patch runs now at each of its targets. Takes no lock and imports nothing."""
         complete = self._complete.get(name)
         return complete is not None and all(patched.runs(name) for patched in complete)
 
     def matched(self, name: str) -> dict[str, str]:
-        """From each target of a patch to the fingerprint that it had when the patch was last applied to it."""
+        """Map each target of a patch to the fingerprint that matched when the patch was last applied to it."""
         return self._matched.get(name, {})
 
     def carrying(self, name: str) -> list[Patched]:
-        """The functions that carry a patch, or that it observes. Takes no lock."""
+        """Return the functions that carry a patch or that it observes. Takes no lock."""
         return [patched for patched in [*self._patched.values()] if name in patched.carried]
 
     def is_on(self, name: str) -> bool:
-        """Whether any function runs with a patch: not one that it only observes."""
+        """Whether any function runs with a patch; observed functions do not count."""
         return any(name in patched.holders for patched in self._patched.values())
 
     def reached(self, name: str) -> Reached | None:
-        """How often these were entered; None where it is on none that is counted."""
-        found: dict[str, list[Reached]] = {}
+        """Return the call counts of a patch's functions; None if none is counted."""
+        by_target: dict[str, list[Reached]] = {}
         for patched in self.carrying(name):
             if name in patched.counted:
-                found.setdefault(patched.target, []).append(patched.entries.seen(name))
-        return reached.together(found)
+                by_target.setdefault(patched.target, []).append(patched.entries.seen(name))
+        return reached.together(by_target)
 
     def start_anew(self) -> None:
-        """In a forked child, whose calls are its own."""
+        """Reset the counts in a forked child."""
         for patched in self._patched.values():
             patched.entries.start_anew()
 
@@ -80,23 +80,23 @@ class Ledger:
         conditions: Sequence[Condition] = (),
         notes_first: bool = False,
     ) -> Plan:
-        """Every new code object that putting a patch on takes. No function is changed.
+        """Build every new code object that a patch requires. No function is changed.
 
         Args:
             name: the patch.
-            recognised: its changes, as found in the text of their modules.
-            modules: by name, those that the changes are in.
-            implementation: gives what a `Replace` or `Wrap` calls.
-            watches: whether it is a `Watch`, which goes around any patch.
-            observes: whether the functions are left as they are, and only counted.
-            conditions: of the patch.
-            notes_first: whether to call back when its code is entered for the first time, if it has no condition.
+            recognised: its changes, as located in the text of their modules.
+            modules: the modules of the changes, by name.
+            implementation: returns the implementation of a `Replace` or `Wrap`.
+            watches: whether it is a `Watch`, which wraps any patch.
+            observes: whether the functions are only counted, and not changed.
+            conditions: the patch's conditions.
+            notes_first: whether to call back on the first call of its code, if it has no condition.
 
         Raises:
-            Conflict: a function is held by another patch, or was changed by other code since it was patched.
+            Conflict: another patch has changed a function, or other code has changed it after it was patched.
             NoEffect: under ``python -O`` there is nothing to repair.
-            Unrecognised: a live function is not that of the text.
-            decision.CannotApply: no trampoline can stand in for a function.
+            Unrecognised: a live function differs from the text.
+            decision.CannotApply: no trampoline can replace a function.
         """
         plan = Plan(name, watches, observes, [], [])
         idle: NoEffect | None = None
@@ -107,7 +107,7 @@ class Ledger:
             located = functions.attribute(modules[target.partition(":")[0]], first.qualname)
             try:
                 function = functions.find(located, first.original_code(), originals, target)
-            except Unrecognised:  # is it so in the whole module too? A slice is proven for the Pythons of its time
+            except Unrecognised:  # try the whole module: a slice is verified for the Python versions of its time
                 changes = [item.in_the_whole() for item in changes]
                 first = changes[0]
                 function = functions.find(located, first.original_code(), originals, target)
@@ -122,13 +122,13 @@ class Ledger:
                 inner=function.__code__,
                 entries=Entries(function, first.qualname, self._on_first, self._on_entry),
             )
-            if name in patched.carried:  # a reload: this function object carries it from before
+            if name in patched.carried:  # a reload: this function object already carries it
                 plan.functions.append(patched)
                 continue
             if any(swap.patched.function is function for swap in plan.swaps):
-                raise Conflict(f"{target} is a function that another change of {name} has as its target")
+                raise Conflict(f"{target} is also the target of another change of {name}")
             if function.__code__ is not patched.current or first.source.text != patched.source.text:
-                raise Conflict(f"{target}, patched by {', '.join(patched.carried)}, was changed by other code since")
+                raise Conflict(f"other code has changed {target} after {', '.join(patched.carried)} patched it")
             inner, watch, counted = patched.inner, patched.watch, patched.counted
             try:
                 if watches:
@@ -138,7 +138,7 @@ class Ledger:
                     if notes_first and not conditions:
                         probe = Probe(name, None, (), "")
                     counted = {**counted, name: probe}
-                    if observes and not patched.trampoline_of:  # which counts, and must stay
+                    if observes and not patched.trampoline_of:  # a trampoline also counts, and must stay
                         inner = _coded(patched, _edits(patched), (), counted)
                     elif not observes:
                         inner = _compose(
@@ -156,16 +156,16 @@ class Ledger:
         return plan
 
     def commit(self, plan: Plan) -> list[str]:
-        """Swap the code of every function of a plan, or of none if anything is raised.
+        """Swap the code of every function of a plan, or of none if an exception is raised.
 
-        Returns the targets that torch.compile has compiled already.
+        Returns the targets that torch.compile has already compiled.
         """
         name = plan.name
         cached = [swap.patched.target for swap in plan.swaps if functions.in_dynamo_cache(swap.patched.function)]
         with self._all_or_nothing(name, [swap.patched for swap in plan.swaps]):
-            # Before the first swap, from which on another thread may run an implementation that asks.
-            found = {change.change.target: change.fingerprint for swap in plan.swaps for change in swap.changes}
-            now = {target: fingerprint for target, fingerprint in found.items() if fingerprint is not None}
+            # Before the first swap: afterwards another thread may run an implementation that calls `matched`.
+            fingerprints = {change.change.target: change.fingerprint for swap in plan.swaps for change in swap.changes}
+            now = {target: fingerprint for target, fingerprint in fingerprints.items() if fingerprint is not None}
             self._matched[name] = {**self.matched(name), **now}
             for swap in plan.swaps:
                 if plan.watches:
@@ -181,7 +181,7 @@ class Ledger:
         return cached
 
     def remove(self, name: str) -> list[str]:
-        """Take a patch off every function that carries it; returns the targets that other code has changed since."""
+        """Remove a patch from every function that carries it; return the targets that other code has changed."""
         carrying = self.carrying(name)
         lost = [patched.target for patched in carrying if patched.function.__code__ is not patched.current]
         ours = [patched for patched in carrying if patched.function.__code__ is patched.current]
@@ -202,7 +202,7 @@ class Ledger:
         return lost
 
     def undone(self, name: str) -> str | None:
-        """Why a patch is not what runs any more where it was put; None where it is."""
+        """Return why a patch no longer runs at its targets; None if it does."""
         carrying = self.carrying(name)
         for target in dict.fromkeys(patched.target for patched in carrying):
             module_name, _, qualname = target.partition(":")
@@ -215,16 +215,16 @@ class Ledger:
                 return str(error)
             here = [p for p in carrying if p.target == target and functions.reaches(raw, p.function)]
             if not here:
-                return f"{target} was replaced by something else after it was patched"
+                return f"{target} was replaced after it was patched"
             if any(patched.function.__code__ is not patched.current for patched in here):
-                return f"the code of {target} was changed by other code after it was patched"
+                return f"other code has changed the code of {target} after it was patched"
         return None
 
     @contextlib.contextmanager
     def _all_or_nothing(self, name: str, changed: list[Patched]) -> Iterator[None]:
-        """Undo what was done to these functions, and noted of them, if anything is raised within: Ctrl-C too.
+        """Undo the changes of these functions and of their records if an exception is raised, including Ctrl-C.
 
-        The patch is not in force within it, when some functions may carry it and others not.
+        Within the context the patch is not in force, since only some functions may carry it.
         """
         before = [(patched, _state(patched)) for patched in changed]
         matched, complete = self._matched.get(name, {}), self._complete.get(name)
@@ -247,13 +247,13 @@ class Ledger:
 
 
 def _state(patched: Patched) -> dict[str, Any]:
-    """What changes of it."""
+    """Return the attributes that may change."""
     names = ("current", "inner", "watch", "watched_by", "trampoline_of", "counted")
     return {**{name: getattr(patched, name) for name in names}, "rewrites": dict(patched.rewrites)}
 
 
 def _without(name: str, patched: Patched) -> tuple[CodeType, Callable[..., Any] | None, CodeType]:
-    """A function's code without a patch, its watch, and both together."""
+    """Return a function's code without a patch, its watch, and the code with the watch."""
     inner, watch = patched.inner, patched.watch
     if patched.watched_by == name:
         watch = None
@@ -264,7 +264,7 @@ def _without(name: str, patched: Patched) -> tuple[CodeType, Callable[..., Any] 
 
 
 def _watch(patched: Patched, changes: list[Recognised], implementation: Implementation) -> Callable[..., Any]:
-    """What a watch calls around a function."""
+    """Return the implementation of a watch."""
     (change,) = (each.change for each in changes)
     assert isinstance(change, Wrap)
     decision.check_watch(patched.target, patched)
@@ -272,7 +272,7 @@ def _watch(patched: Patched, changes: list[Recognised], implementation: Implemen
 
 
 def _around(patched: Patched, inner: CodeType, watch: Callable[..., Any] | None, by: str | None) -> CodeType:
-    """The code of a function with its watch around it, if it has one."""
+    """Return the code of a function, wrapped by its watch if it has one."""
     if watch is None:
         return inner
     binding = patched.located.binding
@@ -285,7 +285,7 @@ def _give(patched: Patched, code: CodeType) -> None:
 
 
 def _rewritten_beside(target: str, groups: dict[str, list[Recognised]]) -> list[rewriting.Edited]:
-    """The other functions of the same module that a patch rewrites."""
+    """Return the other functions of the same module that a patch rewrites."""
     source = groups[target][0].source
     return [
         (changes[0].place, shapes.combined([item.edits for item in changes], other))
@@ -295,14 +295,14 @@ def _rewritten_beside(target: str, groups: dict[str, list[Recognised]]) -> list[
 
 
 def _edits(patched: Patched) -> list[Edit]:
-    """Of the rewrites that it carries."""
+    """Return the edits of all rewrites of a function."""
     return [edit for theirs in patched.rewrites.values() for edit in theirs]
 
 
 def _coded(
     patched: Patched, edits: list[Edit], beside: Sequence[rewriting.Edited], counted: dict[str, Probe | None]
 ) -> CodeType:
-    """The function's code with edits, which is counted if that is for anybody."""
+    """Return the function's code with edits, and with call counts if a patch needs them."""
     source, place = patched.source, patched.place
     code = rewriting.rewrite_code(source, place, edits, beside) if edits else patched.original
     named = uses.by_name(patched.function, edits)
@@ -311,7 +311,7 @@ def _coded(
     first = patched.entries.statement(filter(None, counted.values()))
     try:
         return rewriting.entered_code(source, place, named, first, patched.original)
-    except Unrecognised as error:  # a repair is worth more than a count
+    except Unrecognised as error:  # the repair matters more than the count
         logger().debug("%s is not counted: %s", patched.target, error)
         return code
 
@@ -319,7 +319,7 @@ def _coded(
 def _probe(
     name: str, function: FunctionType, target: str, conditions: Sequence[Condition], implementation: Implementation
 ) -> Probe | None:
-    """A patch's condition in a function, if it has one there, and can tell it of such a function."""
+    """Return a patch's condition in a function, if it has one that applies to this function."""
     for condition in conditions:
         if condition.target != target:
             continue
@@ -332,14 +332,15 @@ def _probe(
             missing = {*arguments} - {*functions.parameters(function.__code__)}
             if not missing:
                 return Probe(name, predicate, arguments, condition.measure)
-            logger().debug("%s tells nothing of %s, which has no %s", name, target, ", ".join(sorted(missing)))
-        except no_signal(Exception, SystemExit) as error:  # a repair is worth more than an observation
+            names = ", ".join(sorted(missing))
+            logger().debug("the condition of %s does not apply to %s, which has no parameter %s", name, target, names)
+        except no_signal(Exception, SystemExit) as error:  # the repair matters more than the observation
             logger().debug("%s of %s cannot be used: %s", condition.predicate, name, error)
     return None
 
 
 def _left_to_the_repair() -> None:
-    """Of any call."""
+    """Return None for any call: the repair decides."""
 
 
 def _compose(
@@ -350,7 +351,7 @@ def _compose(
     implementation: Implementation,
     counted: dict[str, Probe | None],
 ) -> CodeType:
-    """The function's code with this patch on top of those that it carries."""
+    """Return the function's code with this patch in addition to those that it carries."""
     edits = decision.edits_beside(name, changes, patched)
     if edits is not None:
         return _coded(patched, _edits(patched) + edits, beside, counted)

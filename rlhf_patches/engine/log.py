@@ -1,13 +1,13 @@
-"""Standard logging under the name ``rlhf_patches``: one line per process unless asked for more, on rank 0.
+"""Standard logging under the name ``rlhf_patches``, on rank 0 by default.
 
-While RLHF_PATCHES_LOG is unset, a run reads: when it begins, how many patches are on, as information; the first
-problem, at once, as a warning; each bug that it meets, as a warning; and at its end one verdict. A job of a thousand
-processes must not drown in ours, and an application that logs at level info did not ask for one line per patch, so all
-else is at level debug. RLHF_PATCHES_LOG set to a level says each thing once, at its own level. An advice that has a
-condition is a warning when this run first meets its bug; another one when the code with the bug is imported.
+Without RLHF_PATCHES_LOG, a run logs the number of applied patches at its start, at level info; the first problem at
+once, as a warning; each bug that occurs, as a warning; and one verdict at its end. All else is at level debug: a job of
+a thousand processes must not flood its log, and an application that logs at level info does not want one line per
+patch. With RLHF_PATCHES_LOG set to a level, each message is logged once, at its own level. An advice with a condition
+is a warning when its bug first occurs in the run; another advice when the code with the bug is imported.
 
-A process whose rank is not known counts as rank 0, so that no problem is silent: a Ray job may have no rank 0 at
-all, and Ray itself folds equal lines of its workers into one.
+A process of unknown rank counts as rank 0, so that problems are always logged: a Ray job may have no rank 0, and Ray
+itself merges equal lines of its workers.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from ..definitions.words import plural, printable
 if TYPE_CHECKING:
     import logging
 
-_DEBUG, _INFO, _WARNING, _ERROR = 10, 20, 30, 40  # as logging's, which is imported when a line is to be said
-_said: set[str] = set()
+_DEBUG, _INFO, _WARNING, _ERROR = 10, 20, 30, 40  # as logging's, which is imported on demand
+_logged: set[str] = set()
 _warned = False
 _MORE = "more: `rlhf-patches doctor`, RLHF_PATCHES_LOG=warning, RLHF_PATCHES_REPORT=FILE"
 
 
 def logger() -> logging.Logger:
-    """The one that everything here logs to."""
+    """Return the logger of this package."""
     import logging
 
     return logging.getLogger("rlhf_patches")
 
 
 def configure(default: str | None = None) -> None:
-    """Print our messages to standard error at the level of RLHF_PATCHES_LOG, or ``default`` when it is unset.
+    """Print our messages to standard error at the level of RLHF_PATCHES_LOG, or at ``default`` if it is unset.
 
-    Does nothing when neither is given: then the application's own logging decides.
+    Does nothing if both are unset: the application's own logging decides.
     """
     level = settings.log_level()[0] or default
     if level is None:
@@ -63,7 +63,7 @@ def _formatter() -> logging.Formatter:
     import logging
 
     class Formatter(logging.Formatter):
-        """Text from outside, such as an exception's, does not get at the terminal."""
+        """Escapes text from outside, such as an exception's, for the terminal."""
 
         def format(self, record: logging.LogRecord) -> str:
             return "\n".join(map(printable, super().format(record).expandtabs().split("\n")))
@@ -72,7 +72,7 @@ def _formatter() -> logging.Formatter:
 
 
 def _say(level: int, text: str) -> None:
-    """Log for a run: with the prefix, to standard error, unless the application has set up logging itself."""
+    """Log for a run: with the prefix, to standard error, unless the application has set up logging."""
     import logging
 
     ours = logger()
@@ -81,7 +81,7 @@ def _say(level: int, text: str) -> None:
     if not ours.hasHandlers():
 
         class LastResort(logging.StreamHandler):  # type: ignore[type-arg]
-            """As logging's own: silent as soon as the application has a handler."""
+            """Like logging's own: silent as soon as the application has a handler."""
 
             def emit(self, record: logging.LogRecord) -> None:
                 if not logging.getLogger().handlers:
@@ -95,7 +95,7 @@ def _say(level: int, text: str) -> None:
 
 
 def speaks() -> bool:
-    """Whether this process is one that logs: rank 0, or every rank when asked for."""
+    """Whether this process logs: rank 0, or every rank if requested."""
     try:
         everywhere = settings.log_level()[1]
     except settings.SettingsError:
@@ -104,20 +104,19 @@ def speaks() -> bool:
 
 
 def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = ()) -> None:
-    """Log what became of patches: applied at level info, what needs attention as a warning, the rest for debugging.
+    """Log the outcomes of patches: applied at level info, problems as warnings, the rest at level debug.
 
-    Without RLHF_PATCHES_LOG, what needs attention is one line, the first time, and all else is for debugging, but for
-    advice.
+    Without RLHF_PATCHES_LOG, the first problems are one line, and all else except advice is at level debug.
     """
     global _warned
     if not speaks():
         return
     rows = tuple(rows)
-    # An exception's text may have lines; each of these is to be one.
+    # An exception's text may have several lines; each message must be one line.
     levels = {printable(" ".join(str(failure).split())): _ERROR for failure in failures}
     levels |= {f"{row.status} {row.name}: {row.why}": _level(row) for row in rows}
-    new = {text: level for text, level in levels.items() if text not in _said}
-    _said.update(new)
+    new = {text: level for text, level in levels.items() if text not in _logged}
+    _logged.update(new)
     if not _asked_for():
         problems = [text for text, level in new.items() if level >= _WARNING]
         if problems and not _warned:
@@ -126,9 +125,9 @@ def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = ()
             new = {text: level for text, level in new.items() if text not in problems}
         new = dict.fromkeys(new, _DEBUG)
     notices = {_advice(row): _WARNING for row in rows if row.status is Status.ADVICE and row.reached is None}
-    new |= {text: level for text, level in notices.items() if text not in _said}
-    _said.update(notices)
-    # Where nobody has imported logging, nobody listens to what is below a warning.
+    new |= {text: level for text, level in notices.items() if text not in _logged}
+    _logged.update(notices)
+    # If logging is not imported, no handler shows messages below a warning.
     heard = _DEBUG if "logging" in sys.modules else _WARNING
     for text, level in new.items():
         if level >= heard:
@@ -136,21 +135,21 @@ def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = ()
 
 
 def begun(rows: Iterable[PatchReport]) -> None:
-    """Log once, when a patched function is entered for the first time, how many patches are applied."""
+    """Log once, on the first call of a patched function, how many patches are applied."""
     on = [row for row in rows if row.kind == PATCH and row.status is Status.APPLIED]
     names = ", ".join(sorted({f"{row.distribution} {row.version}" for row in on}))
-    _say(_INFO, f"{__version__}: {plural(len(on), 'repair is', 'repairs are')} on ({names})")
+    _say(_INFO, f"{__version__}: {plural(len(on), 'patch is', 'patches are')} applied ({names})")
 
 
 def ended(rows: Iterable[PatchReport]) -> None:
-    """Log at the end of a process which of the repaired bugs it met; nothing where no patched function ran."""
+    """Log at the end of a process which of the repaired bugs occurred; nothing if no patched function ran."""
     text = verdict(rows)
     if text is not None and trains():
         _say(_INFO, text)
 
 
 def trains() -> bool:
-    """Whether this process is one to speak for a run: no launcher, no worker of a data loader, no engine of vLLM's."""
+    """Whether this process logs for a run: not a launcher, a data loader's worker or a vLLM engine."""
     if not speaks() or ranks.is_launcher():
         return False
     multiprocessing = sys.modules.get("multiprocessing.process")
@@ -160,36 +159,35 @@ def trains() -> bool:
 
 
 def _advice(row: PatchReport) -> str:
-    """One short line; what to do stands on its page."""
+    """Return one short line; the page states what to do."""
     when = f" ({printable(row.when)})" if row.when else ""
     return (
-        f"{row.name}: {row.distribution} {row.version} has a known bug that nothing here repairs{when}; "
-        f"`rlhf-patches explain {row.name}` says what to do"
+        f"{row.name}: {row.distribution} {row.version} has a known bug without a repair{when}; "
+        f"see `rlhf-patches explain {row.name}`"
     )
 
 
 def acted(row: PatchReport) -> None:
-    """Log once, in training, that this run meets the bug of an applied or observed patch, and by how much.
+    """Log once, in training, that the bug of an applied or observed patch occurs, and by how much.
 
-    Where the patch cannot tell, that its code runs. Not of an applied patch that changes no results, or that was
-    acknowledged.
+    If the patch cannot decide, log that its code runs. Log nothing for an applied patch that changes no results, or
+    that is acknowledged.
     """
     observed, advises = row.status is Status.OBSERVED, row.status is Status.ADVICE
     if not observed and not advises and (row.changes_numbers is None or settings.acknowledged(row.name)):
         return
     if row.reached is not None and row.was_met:
-        met = f"this run meets the bug{row.reached.by_how_much}"
+        met = f"the bug occurs in this run{row.reached.by_how_much}"
     elif observed or advises:
         return
     else:
-        met = "its code runs, and whether this run meets the bug cannot be told"
-    done = "left as released (RLHF_PATCHES_OBSERVE)" if observed else "repaired"
-    done = "which nothing here repairs" if advises else done
-    if (said := f"{row.name} has acted") in _said:
+        met = "its code runs, bug condition unknown"
+    done = "not repaired (RLHF_PATCHES_OBSERVE)" if observed else "repaired"
+    done = "without a repair" if advises else done
+    if (key := f"{row.name} has acted") in _logged:
         return
-    _said.add(said)
-    says = "what to do" if advises else "what it is"
-    _say(_WARNING, f"{row.name}: {met}, {done}; `rlhf-patches explain {row.name}` says {says}")
+    _logged.add(key)
+    _say(_WARNING, f"{row.name}: {met}, {done}; see `rlhf-patches explain {row.name}`")
 
 
 def _level(row: PatchReport) -> int:

@@ -1,4 +1,4 @@
-"""The modules that patches are for: which are imported, and where their text lies."""
+"""The target modules of patches: whether they are imported, and their text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def has_begun(variant: Variant | ListedVariant, ready: Mapping[str, ModuleType]) -> bool:
-    """Whether enough of a variant's modules are imported for it to be applied, or to begin with."""
+    """Whether enough of a variant's modules are imported to apply it, or a part of it."""
     return (any if variant.independent else all)(name in ready for name in variant.modules)
 
 
@@ -41,6 +41,6 @@ def origin_of(module: ModuleType) -> str | None:
 
 
 def is_main(spec: ModuleSpec) -> bool:
-    """Whether a module's file is the one that was started, as ``python file.py`` or ``python -m module``."""
+    """Whether a module's file is the main program, by ``python file.py`` or ``python -m module``."""
     main = locating.namespace_of(sys.modules.get("__main__")).get("__file__")
     return main is not None and spec.origin is not None and locating.real_path(main) == locating.real_path(spec.origin)

@@ -1,4 +1,4 @@
-"""A function that carries patches, and the steps that are to change it."""
+"""A function that carries patches, and the steps that change it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .reached import Entries, Probe
 
 @dataclass(eq=False, kw_only=True)
 class Patched(Held):
-    """A function object that carries at least one patch, and what it takes to give it any set of them."""
+    """A function object that carries at least one patch, and the data to give it any set of patches."""
 
     function: FunctionType
     located: functions.Located
@@ -28,26 +28,26 @@ class Patched(Held):
     original: CodeType
     current: CodeType
     inner: CodeType
-    """With its patches, and without its watch, which goes around them whichever come and go."""
+    """The code with the patches, without the watch that wraps them."""
     entries: Entries
     counted: dict[str, Probe | None] = field(default_factory=dict)
-    """Its patches, and those that only observe it, each with its condition: reports say how often it is entered."""
+    """Its patches and observers, each with its condition; reports have the call counts."""
     watch: Callable[..., Any] | None = None
     given: list[tuple[CodeType, list[str]]] = field(default_factory=list)
-    """Every code object that it was given, with the patches in that: what a reader without the lock can rely on."""
+    """Every code object that it was given, with its patches, for readers without the lock."""
 
     def counted_without(self, name: str) -> dict[str, Probe | None]:
-        """What is left of those without a patch."""
+        """Return `counted` without a patch."""
         return {other: probe for other, probe in self.counted.items() if other != name}
 
     @property
     def carried(self) -> list[str]:
-        """The patches on this function, its watch, and what only observes it."""
+        """The patches of this function, its watch, and its observers."""
         return list(dict.fromkeys((*self.holders, *self.counted)))
 
     def runs(self, name: str) -> bool:
-        """Whether the function is still where the target says, and the code that it runs now has a patch in it."""
-        code = self.function.__code__  # looked at once: another thread may swap it
+        """Whether the function is still at its target, and its current code has a patch."""
+        code = self.function.__code__  # read once: another thread may swap it
         if not any(code is given and name in holders for given, holders in list(self.given)):
             return False
         module_name, _, qualname = self.target.partition(":")
@@ -59,7 +59,7 @@ class Patched(Held):
 
 
 class Swap(NamedTuple):
-    """One step of applying a patch: a function is to get ``new`` as its code, or ``inner`` and its watch around it."""
+    """One step of applying a patch: a function gets the code ``new``, or ``inner`` wrapped by its watch."""
 
     patched: Patched
     inner: CodeType
@@ -70,7 +70,7 @@ class Swap(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What applying a patch takes: ``functions`` are all that carry it then, those of before a reload included."""
+    """The steps to apply a patch; ``functions`` are all that carry it then, including those from before a reload."""
 
     name: str
     watches: bool

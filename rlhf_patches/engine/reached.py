@@ -1,8 +1,8 @@
-"""How often a patched function is entered, and how often a bug's condition held there: what a report says mattered.
+"""Counts the calls of a patched function and how often the bug's condition was true.
 
-The function's code has one call more, put first; what it calls is in the function's globals. It takes no lock and
-waits for nothing, and to torch.compile it is a constant: no graph breaks, and what runs compiled is not counted.
-A function that is pickled by value (cloudpickle: Ray's actors) takes it along as what counts nothing.
+The function's code has one more call as its first statement, to an object in the function's globals. The call takes no
+lock and does not wait. For torch.compile it is a constant: no graph breaks, and compiled calls are not counted.
+A function that is pickled by value (cloudpickle: Ray's actors) is pickled with a call that counts nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .log import logger
 
 
 class Probe(NamedTuple):
-    """What is asked in each call: a patch's condition, the function that tells, and which arguments it takes."""
+    """The check of each call: a patch's condition, its predicate, and the predicate's arguments."""
 
     patch: str
     predicate: Callable[..., Any] | None
-    """None: it has no condition, and is told of once, when the function is entered for the first time."""
+    """None: it has no condition, and the first call of the function is reported."""
     arguments: tuple[str, ...]
     measure: str
 
@@ -33,10 +33,10 @@ class Entries:
     """The calls of one function object.
 
     Args:
-        function: whose globals get what counts.
-        qualname: in its module.
-        on_first: called when a condition has held for the first time; must not raise.
-        on_entry: called when a condition is asked for the first time.
+        function: the function; its globals get the counter.
+        qualname: its qualified name in its module.
+        on_first: called when a condition is true for the first time; must not raise.
+        on_entry: called when a condition is evaluated for the first time.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Entries:
         on_first: Callable[[str], None],
         on_entry: Callable[[], None] = lambda: None,
     ) -> None:
-        # The same in each process, and not private to a class.
+        # The same in each process, and not a private name of a class.
         self._name = f"_rlhf_patches_entered_{qualname.replace('.', '_')}"
         self._globals = function.__globals__
         self._on_first, self._on_entry = on_first, on_entry
@@ -55,7 +55,7 @@ class Entries:
         self._asked: dict[str, _Asked] = {}
 
     def statement(self, probes: Iterable[Probe]) -> str:
-        """What is put first into the function, which it makes ready; the same again for the same conditions."""
+        """Return the function's first statement, and prepare its globals; equal for equal conditions."""
         probes = [*probes]
         self._globals[self._name] = _counting(self._calls.__next__, asks=bool(probes))
         calls = []
@@ -67,33 +67,33 @@ class Entries:
         return f"{self._name}()" + (f" and ({', '.join(calls)},)" if calls else "")
 
     def seen(self, patch: str) -> Reached:
-        """So far, in this process."""
+        """Return the counts so far in this process."""
         asked = self._asked.get(patch)
         calls = _value(self._calls) - self._before
         return asked.seen(calls) if asked is not None else Reached(calls)
 
     def start_anew(self) -> None:
-        """In a forked child, whose calls are its own."""
+        """Reset the counts in a forked child."""
         self._before = _value(self._calls)
         for asked in self._asked.values():
             asked.start_anew()
 
 
 class _Count(itertools.count):  # type: ignore[type-arg]
-    """Pickled as an iterator of zeros: its numbers are of this process, and from 3.14 on no count can be pickled."""
+    """Pickled as an iterator of zeros: its numbers belong to this process, and Python 3.14 cannot pickle a count."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return iter, (int, 1)
 
 
 def _counting(count: Callable[[], int], asks: bool) -> Callable[[], int]:
-    """What counts a call, and says whether conditions are to be asked. It names nothing of this module: see above."""
+    """Return a function that counts a call and returns whether to evaluate conditions. It uses no module global."""
     if asks:
 
         def entered() -> int:
             guards = sys.modules.get("torch._guards")
             if guards is not None and guards.TracingContext.try_get() is not None:
-                return False  # torch.compile calls what is constant while it traces
+                return False  # torch.compile calls constant functions while it traces
             return count()
     else:
 
@@ -101,18 +101,18 @@ def _counting(count: Callable[[], int], asks: bool) -> Callable[[], int]:
             count()
             return False
 
-    # What `torch.compiler.assume_constant_result` sets, without importing torch.
+    # The attribute that `torch.compiler.assume_constant_result` sets, without importing torch.
     entered._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return entered
 
 
 def _value(count: Any) -> int:
-    """How often a count was asked for its next number: it says so to nobody, but in its text."""
+    """Return a count's value, which only its repr shows."""
     return int(repr(count).partition("(")[2][:-1])
 
 
 class _Asked:
-    """A condition, in all calls."""
+    """A condition and its results in all calls."""
 
     def __init__(self, probe: Probe, on_first: Callable[[str], None], on_entry: Callable[[], None]) -> None:
         self._probe, self._on_first, self._on_entry = probe, on_first, on_entry
@@ -126,7 +126,7 @@ class _Asked:
         self._is_first = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return bool, ()  # never called: nothing is counted there
+        return bool, ()  # never called: the unpickled function counts nothing
 
     def __call__(self, *arguments: Any) -> None:
         try:
@@ -138,19 +138,19 @@ class _Asked:
                     self._is_first = False
                     self._on_first(self._probe.patch)
                 return
-            found = self._probe.predicate(*arguments)
-            if found is not None:
-                self.note(found)
+            result = self._probe.predicate(*arguments)
+            if result is not None:
+                self.note(result)
         except no_signal(Exception) as error:
-            logger().debug("the condition of %s could not be told: %s", self._probe.patch, error)
+            logger().debug("the condition of %s failed: %s", self._probe.patch, error)
 
-    def note(self, found: bool | float) -> None:
+    def note(self, result: bool | float) -> None:
         next(self._answers)
-        if found is False:
+        if result is False:
             return
         next(self._held)
-        if found is not True:
-            self._least, self._most = min(self._least, found), max(self._most, found)
+        if result is not True:
+            self._least, self._most = min(self._least, result), max(self._most, result)
         if self._is_first:
             self._is_first = False
             self._on_first(self._probe.patch)
@@ -169,27 +169,27 @@ class _Asked:
 
 
 _asked_of: dict[str, _Asked] = {}
-"""The latest of each patch."""
+"""The latest condition of each patch."""
 
 
-def decided(patch: str, found: bool | float) -> None:
-    """Note what a repair has found in a call whose arguments could not tell: whether the bug bit there, or by how much.
+def decided(patch: str, result: bool | float) -> None:
+    """Record a repair's decision in a call whose condition returned None: whether the bug occurred, or by how much.
 
-    To be called at most once in a call of the condition's target, and only where the condition returned None there.
+    Call it at most once in a call of the condition's target, and only if the condition returned None there.
     """
     asked = _asked_of.get(patch)
     try:
         if asked is not None:
-            asked.note(found)
-    except no_signal(Exception) as error:  # of a handler of the user's logging
-        logger().debug("what %s has decided could not be noted: %s", patch, error)
+            asked.note(result)
+    except no_signal(Exception) as error:  # the user's logging handler may raise
+        logger().debug("the decision of %s could not be recorded: %s", patch, error)
 
 
-def together(found: Mapping[str, Sequence[Reached]]) -> Reached | None:
-    """Of all targets of a patch, by target one for each of its function objects (a reload makes another).
+def together(by_target: Mapping[str, Sequence[Reached]]) -> Reached | None:
+    """Combine the counts of all targets of a patch; a target has one for each function object (a reload adds one).
 
-    Those with a condition if there are any; else the target that was most often entered.
+    The result covers the targets with a condition if there are any; else the target with the most calls.
     """
-    targets = [in_all(each) for each in found.values()]
+    targets = [in_all(each) for each in by_target.values()]
     conditioned = [one for one in targets if one.has_condition]
     return in_all(conditioned) if conditioned else max(targets, default=None, key=lambda one: one.calls)

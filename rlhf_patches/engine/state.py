@@ -1,4 +1,4 @@
-"""What one process knows of its patches: the entries, the settings, the ledger, what was imported to be put in."""
+"""The state of one process: the entries, the settings, the ledger, and the imported implementations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class State:
     ) -> None:
         self._load = load
         self.on_change: Callable[[], None] = _ignore
-        """Called after patches may have changed their states, never under the lock; must not raise."""
+        """Called after the status of patches may have changed, never under the lock; must not raise."""
         self._lock, self._loading, self._is_loading = Lock(), LoadingLock(), False
         self._entries: dict[str, Entry] | None = None
         self._failures: list[PluginFailure] = []
@@ -60,15 +60,15 @@ class State:
         return registry.hint(self._failures)
 
     def _start_anew(self) -> None:
-        # A child must not inherit a lock that another thread of the parent held while it forked.
+        # A child must not inherit a lock that another thread of the parent held at the fork.
         self._lock, self._loading = Lock(), LoadingLock()
         self._is_loading = False
         self._ledger.start_anew()
 
     def _resolve_implementations(self, entries: Iterable[Entry]) -> None:
-        """Import the implementations of patches whose targets are there already, before the lock is taken."""
+        """Import the implementations of patches whose targets are already imported, before the lock is taken."""
         for entry in entries:
-            # Which of several variants it is has not been decided yet, and the others' may not be importable here.
+            # Of several variants, the right one is not known yet, and the others' may not be importable.
             patch = entry.patch
             if isinstance(patch, Listed) or len(patch.variants) > 1:
                 continue
@@ -83,29 +83,29 @@ class State:
         if path not in self._resolved or isinstance(self._resolved[path], BaseException):
             module, _, qualname = path.partition(":")
             try:
-                found = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
-                self._resolved[path] = found  # type: ignore[assignment]
+                implementation = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
+                self._resolved[path] = implementation  # type: ignore[assignment]
             except no_signal(Exception, SystemExit) as error:
                 self._resolved[path] = error
         return self._resolved[path]
 
     def _implementation(self, path: str) -> Callable[..., Any]:
-        """What was resolved before the lock was taken; raises what the import raised."""
+        """Return an implementation that was imported before the lock was taken; raise the exception of its import."""
         from ..guards import implementations
 
-        found = self._resolved[path]
-        if isinstance(found, BaseException):
-            raise (isinstance(found, Exception) and implementations.missing(path, found)) or found
-        return found
+        resolved = self._resolved[path]
+        if isinstance(resolved, BaseException):
+            raise (isinstance(resolved, Exception) and implementations.missing(path, resolved)) or resolved
+        return resolved
 
     def _settings(self) -> settings.Settings:
-        """The environment as it is now, not at import; read once in an `apply`, and once in an import."""
+        """Return the settings of the current environment, read once per `apply` and once per import."""
         assert self._entries is not None
         names = list(self._entries)
         return memory.remembered(("settings", self), lambda: settings.from_environment(names, self._hint()), small=True)
 
     def _define(self, entry: Entry) -> KnownBug:
-        """Import a patch of which only the list is known."""
+        """Import a patch that is only listed."""
         patch = entry.patch = entry.patch.load() if isinstance(entry.patch, Listed) else entry.patch
         return patch
 
@@ -113,38 +113,38 @@ class State:
         entries = self._entries or self._registered()
         if name not in entries:
             raise settings.SettingsError(
-                f"{what} names {name!r}, which is no patch{settings.nearest(str(name), list(entries))}{self._hint()}"
+                f"{what} names {name!r}, which is not a patch{settings.nearest(str(name), list(entries))}{self._hint()}"
             )
         return entries[name]
 
     def _switch_off(self, name: str, why: str) -> Outcome:
-        """Take a patch off every function, and what has become of it then."""
+        """Remove a patch from every function, and return the outcome."""
         lost = self._ledger.remove(name)
         if lost:
-            reason = f"{why}, but not taken off: other code has changed {', '.join(lost)} since it was patched"
+            reason = f"{why}, but not reverted: other code has changed {', '.join(lost)} after it was patched"
             return Outcome(Status.FAILED, reason)
         return Outcome(Status.DISABLED, why)
 
     def _look_again(self, entry: Entry) -> None:
-        """Look whether an applied patch is still what runs, and whether a pending one has missed its import."""
+        """Check whether an applied patch still runs, and whether a pending patch has missed its import."""
         status = entry.outcome.status
         missed = next((group for group in entry.outcome.waits if all(map(is_ready, group))), None)
         if missed:
-            reason = f"{', '.join(missed)} was imported past the import hooks; call apply() again"
+            reason = f"{', '.join(missed)} was imported without the import hooks; call apply() again"
             entry.outcome = Outcome(Status.FAILED, reason, missed=True)
             return
         if status not in ON:
             return
         undone = self._ledger.undone(entry.patch.name)
         if not self._ledger.carrying(entry.patch.name):
-            entry.outcome = Outcome(Status.DISABLED, "reverted, by a revert() that was interrupted")
+            entry.outcome = Outcome(Status.DISABLED, "reverted by an interrupted revert()")
         elif undone:
             entry.outcome = Outcome(Status.FAILED, undone)
 
     def _is_strict(self) -> bool:
         try:
             return self._strict if self._strict is not None else settings.truth("STRICT")
-        except settings.SettingsError:  # already part of each entry's reason
+        except settings.SettingsError:  # already in each entry's reason
             return False
 
 

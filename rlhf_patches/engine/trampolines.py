@@ -1,9 +1,9 @@
-"""Code objects that hand a call on to our implementation, for `Replace` and `Wrap`.
+"""Code objects that pass a call on to our implementation, for `Replace` and `Wrap`.
 
-A trampoline has the parameters of the function that it stands in for, so defaults, ``inspect.signature`` and
-bound arguments stay what they were. It finds our implementation under a private name in the function's
-globals (a constant would be faster, and torch.compile could not trace it). That name stays there after a revert:
-another thread may have entered the trampoline and not yet looked it up.
+A trampoline has the parameters of the function that it replaces, so defaults, ``inspect.signature`` and bound arguments
+do not change. It looks up our implementation under a private name in the function's globals (a constant would be
+faster, but torch.compile cannot trace it). The name stays there after a revert: another thread may have entered the
+trampoline before the lookup.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def build(
     by: str,
     first: str = "",
 ) -> CodeType:
-    """Make a trampoline's code for ``function`` and put what it calls into the function's globals.
+    """Build a trampoline's code for ``function``, and put its implementation into the function's globals.
 
     Args:
-        function: the function whose ``__code__`` is to be swapped for the result.
-        code: what a `Wrap` is put around: the function's own, or that with the patches it has.
+        function: the function whose ``__code__`` the result replaces.
+        code: the code that a `Wrap` wraps: the function's own, with its patches.
         implementation: called with the same arguments (`Replace`), or as ``(wrapped, instance, args, kwargs)``.
         wraps: whether the implementation is a `Wrap`'s.
         binding: ``function``, ``method``, ``classmethod`` or ``staticmethod``.
         by: the patch's name, shown in tracebacks.
-        first: a statement that is put first.
+        first: the first statement of the trampoline.
 
     Raises:
         CannotApply: it is an asynchronous generator.
@@ -65,7 +65,7 @@ def build(
 
 
 def _parameters(code: CodeType) -> tuple[str, list[str], list[str]]:
-    """The parameter list, how to pass positional ones on, and keyword ones as items of a dict display."""
+    """Return the parameter list, the positional arguments to pass on, and keyword arguments as items of a dict."""
     names = code.co_varnames
     count, only = code.co_argcount, code.co_kwonlyargcount
     plain, keyword_only = list(names[:count]), list(names[count : count + only])
@@ -94,7 +94,7 @@ def _as_argument(item: str) -> str:
 
 
 def _copy(function: FunctionType, code: CodeType) -> FunctionType:
-    """The original under a function object of its own: the swapped one would lead back to the trampoline."""
+    """Return the original as a separate function object: the swapped one would call the trampoline."""
     original = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     original.__kwdefaults__ = function.__kwdefaults__
     functools.update_wrapper(original, function)
@@ -103,14 +103,14 @@ def _copy(function: FunctionType, code: CodeType) -> FunctionType:
 
 
 def _bound(original: str, positional: list[str], binding: str) -> tuple[str, str, list[str]]:
-    """As source text: the original bound to its instance, the instance, and the positional arguments without it."""
+    """Return as source text the bound original, the instance, and the positional arguments without the instance."""
     if binding not in ("method", "classmethod"):
         return original, "None", positional
     first, *rest = positional
     if first.startswith("*"):  # def method(*args)
         first, rest = f"{first[1:]}[0]", [f"{first}[1:]"]
-    # A method that is called on its class may be given None, which cannot be bound to. Not types.MethodType:
-    # torch.compile cannot trace that.
+    # A method that is called on its class may receive None, which cannot be bound. Not types.MethodType, which
+    # torch.compile cannot trace.
     wrapped = f"({original}.__get__({first}) if {first} is not None else {original}_of_none)"
     return wrapped, first, rest
 
@@ -122,13 +122,13 @@ def _compile(
     identifier = code.co_name if code.co_name.isidentifier() else "trampoline"
     lines = [f"def enclosing({', '.join(code.co_freevars)}):", f"    {prefix} {identifier}({parameters}):"]
     if code.co_freevars:
-        # The same free variables, or assigning __code__ would bind cells wrongly. Never executed.
+        # The same free variables: otherwise assigning __code__ would bind the wrong cells. Never executed.
         lines.append(f"        if 0: {', '.join(code.co_freevars)}")
     lines += [f"        {first}"] * bool(first)
     lines.append(f"        return {call}")
     text = "\n".join(lines) + "\n"
     filename = f"<rlhf_patches {by}: {function.__module__}:{function.__qualname__} {name[len('__rlhf_patches_') :]}>"
-    # Tracebacks and inspect.getsource then show the trampoline, and its name says whose it is.
+    # Tracebacks and inspect.getsource then show the trampoline with the patch's name.
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     module_code = compile(text, filename, "exec", dont_inherit=True)
     (enclosing,) = (c for c in module_code.co_consts if isinstance(c, CodeType))

@@ -1,4 +1,4 @@
-"""One patch's turn: whether it is its time, and what becomes of it. Every outcome is a status with a reason."""
+"""Decides on one patch at a time and applies it. Every outcome is a status with a reason."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class NotReady(Exception):
-    """Something has to be imported first, which is not done under the lock."""
+    """A module must be imported first, which is not done under the lock."""
 
     def __init__(self, load: Callable[[], object]) -> None:
         super().__init__(load)
@@ -38,10 +38,10 @@ class NotReady(Exception):
 
 
 class Turn(State):
-    """What the engine does with one patch at a time."""
+    """The engine's handling of one patch at a time."""
 
     def _attempt(self, entry: Entry, announced: ModuleType | None) -> None:
-        """Apply a patch if it is its time; every outcome ends in a status with a reason."""
+        """Apply a patch if its modules are imported; every outcome is a status with a reason."""
         load: Callable[[], object] | None = None
         while True:
             try:
@@ -53,33 +53,33 @@ class Turn(State):
                     return
             except NotReady as error:
                 load = error.load
-            except no_signal(Exception, SystemExit) as error:  # the promise: no exception from a framework's import
+            except no_signal(Exception, SystemExit) as error:  # a framework's import must not raise our exceptions
                 logger().debug("patch %s failed", entry.patch.name, exc_info=True)
-                # A lock that cannot be had is not waited for again: what is written is one value.
+                # Do not wait again for a lock that timed out: the outcome is one value.
                 with self._lock if not isinstance(error, LockTimeout) else contextlib.nullcontext():
                     if entry.requested:
                         entry.outcome = Outcome(Status.FAILED, f"{type(error).__name__}: {error}; nothing was changed")
                 return
 
     def _load_what_changes(self) -> None:
-        """Import what recognises code and changes it: milliseconds that a process without any of it saves."""
+        """Import the modules that recognize and change code; a process without such code saves the milliseconds."""
         from ..guards import decision, implementations  # noqa: F401 - for `_outcome` and `_put_on`
         from .ledger import Ledger
 
         with self._lock:
             if isinstance(self._ledger, NoLedger):
-                self._ledger = Ledger(self._bites, self._begins)
+                self._ledger = Ledger(self._occurs, self._begins)
 
     def _begins(self) -> None:
-        """Called when a function that asks a condition is entered for the first time; must not raise."""
+        """Handle the first call of a function with a condition; must not raise."""
         if not self._has_begun and trains():
             self._has_begun = True
             begun([row(entry) for entry in (self._entries or {}).values()])
 
-    def _bites(self, name: str) -> None:
-        """Called within training, when the condition of a patch has held for the first time; must not raise.
+    def _occurs(self, name: str) -> None:
+        """Handle the first time that a patch's condition is true, within training; must not raise.
 
-        Of a patch that changes results and has no condition, when its code runs for the first time.
+        For a patch that changes results and has no condition, handle the first run of its code.
         """
         entry = (self._entries or {}).get(name)
         if entry is not None and speaks():
@@ -102,9 +102,9 @@ class Turn(State):
         if entry.outcome.status is Status.OBSERVED and not self._settings().observe:
             self._ledger.remove(patch.name)
         if isinstance(patch, Listed):
-            absence = choices.absence(patch)  # asked first: anything else imports what parses ranges
+            absence = choices.absence(patch)  # first: all other checks import the parser of ranges
             if absence is not None:
-                return self._said(patch, absence)
+                return self._not_applied(patch, absence)
         ready: dict[str, ModuleType] = {}
         for name in patch.modules:
             module = sys.modules.get(name)
@@ -114,14 +114,14 @@ class Turn(State):
         choice = choices.choose([choices.look(variant, origins) for variant in patch.variants])
         if isinstance(choice, Decision):
             entry.version = choice.version
-            return self._said(patch, choice)
+            return self._not_applied(patch, choice)
         entry.version = choice.finding.version
         if choice.finding.verdict is Verdict.OUTSIDE:
             choice = choice._replace(variants=tuple(v for v in choice.variants if ready.keys() >= {*v.modules}))
         elif not any(has_begun(variant, ready) for variant in choice.variants):
             return self._before_import(choice, ready)
         if not choice.variants:
-            return self._said(patch, choices.unaffected(choice.finding))
+            return self._not_applied(patch, choices.unaffected(choice.finding))
         if isinstance(patch, Listed):
             raise NotReady(functools.partial(self._define, entry))
         if isinstance(self._ledger, NoLedger):
@@ -131,14 +131,14 @@ class Turn(State):
         read = functools.partial(source_of, ready)
         if not patterns.ast_grep_is_known() and decision.has_to_search(choice, read):
             raise NotReady(patterns.load_ast_grep)
-        found = decision.decide(choice, read)
-        if found.variant is None:
-            if found.status is Status.ADVICE:
+        decided = decision.decide(choice, read)
+        if decided.variant is None:
+            if decided.status is Status.ADVICE:
                 self._count(patch, choice, read, ready, self._ledger)
-            return self._said(patch, found)
-        if not has_begun(found.variant, ready):
-            return self._before_import(choice._replace(variants=(found.variant,)), ready)
-        return self._put_on(patch, choice.finding, found, ready, self._ledger)
+            return self._not_applied(patch, decided)
+        if not has_begun(decided.variant, ready):
+            return self._before_import(choice._replace(variants=(decided.variant,)), ready)
+        return self._put_on(patch, choice.finding, decided, ready, self._ledger)
 
     def _count(
         self,
@@ -148,7 +148,7 @@ class Turn(State):
         ready: dict[str, ModuleType],
         ledger: Ledger,
     ) -> None:
-        """Have the condition of an advice asked where its functions are entered, which stay as released."""
+        """Evaluate the condition of an advice in the calls of its functions, which are otherwise unchanged."""
         from ..guards import decision
 
         conditions: tuple[Condition, ...] = getattr(patch, "conditions", ())
@@ -161,36 +161,40 @@ class Turn(State):
         try:
             plan = ledger.plan(patch.name, here, ready, self._implementation, observes=True, conditions=conditions)
             ledger.commit(plan)
-        except decision.REFUSALS as error:  # other code holds the function: the advice stands all the same
-            logger().debug("whether this run meets %s cannot be told: %s", patch.name, error)
+        except decision.REFUSALS as error:  # other code has changed the function: the advice still holds
+            logger().debug("whether %s occurs in this run is unknown: %s", patch.name, error)
 
     def _unasked(self, entry: Entry, why: str) -> Outcome:
-        """What becomes of a patch that is contested upstream and was not asked for."""
+        """Return the outcome of a contested patch that is not enabled by name."""
         patch = entry.patch
         off = self._switch_off(patch.name, why)
-        found = choices.absence(patch) if isinstance(patch, Listed) else None
-        if found is None:
-            found = choices.unasked(choices.choose([choices.look(variant) for variant in patch.variants]), why)
-        entry.version = found.version
-        return off if found.status is Status.DISABLED or off.status is Status.FAILED else self._said(patch, found)
+        decided = choices.absence(patch) if isinstance(patch, Listed) else None
+        if decided is None:
+            decided = choices.unasked(choices.choose([choices.look(variant) for variant in patch.variants]), why)
+        entry.version = decided.version
+        return (
+            off
+            if decided.status is Status.DISABLED or off.status is Status.FAILED
+            else self._not_applied(patch, decided)
+        )
 
     def _put_on(
-        self, patch: KnownBug, finding: Finding, found: Decision, ready: dict[str, ModuleType], ledger: Ledger
+        self, patch: KnownBug, finding: Finding, decided: Decision, ready: dict[str, ModuleType], ledger: Ledger
     ) -> Outcome:
-        """Apply the changes of a variant in the modules that are imported."""
+        """Apply the changes of a variant to the imported modules."""
         from ..definitions.changes import put_to_use
         from ..guards import decision, implementations
 
-        assert found.variant is not None
-        here = [item for item in found.recognised if item.source.module in ready]
+        assert decided.variant is not None
+        here = [item for item in decided.recognised if item.source.module in ready]
         try:
             observes = self._settings().observe and patch.kind != WATCH and not ledger.is_on(patch.name)
             used = () if observes else put_to_use(item.change for item in here)
             conditions: tuple[Condition, ...] = getattr(patch, "conditions", ())
             changes_results = getattr(patch, "changes_numbers", None) is not None
             targets = {item.change.target for item in here}
-            told = [each.predicate for each in conditions if each.predicate and each.target in targets]
-            missing = [path for path in (*used, *told) if path not in self._resolved]
+            predicates = [each.predicate for each in conditions if each.predicate and each.target in targets]
+            missing = [path for path in (*used, *predicates) if path not in self._resolved]
             if missing:
                 raise NotReady(functools.partial(self._resolve_all, missing))
             if not observes:
@@ -201,32 +205,32 @@ class Turn(State):
             )
             compiled = ledger.commit(plan)
         except decision.REFUSALS as error:
-            return self._said(patch, decision.refusal(finding, error))
-        reason = found.reason
-        waits = tuple((name,) for name in found.variant.modules if name not in ready)
+            return self._not_applied(patch, decision.refusal(finding, error))
+        reason = decided.reason
+        waits = tuple((name,) for name in decided.variant.modules if name not in ready)
         if waits:
-            reason += f"; waiting for the import of {', '.join(name for (name,) in waits)}, to be patched too"
+            reason += f"; waiting for the import of {', '.join(name for (name,) in waits)}, which it also patches"
         if observes:
-            reason += "; left as released and counted: RLHF_PATCHES_OBSERVE"
+            reason += "; only counted, not repaired (RLHF_PATCHES_OBSERVE)"
             return Outcome(Status.OBSERVED, reason, waits=waits)
         if compiled:
             reason += f". Warning: torch.compile has already compiled {', '.join(compiled)}; call torch._dynamo.reset()"
         return Outcome(Status.APPLIED, reason, waits=waits)
 
-    def _said(self, patch: KnownBug | Listed, found: Decision) -> Outcome:
-        """A decision against applying, and what that leaves."""
+    def _not_applied(self, patch: KnownBug | Listed, decided: Decision) -> Outcome:
+        """Return the outcome of a decision against applying a patch."""
         stays = ""
-        if found.status.is_problem:
+        if decided.status.is_problem:
             carried = self._ledger.carrying(patch.name)
             stays = "; functions that were patched before stay patched" if carried else "; nothing was changed"
-        return Outcome(found.status, found.reason + stays, found.unreviewed)
+        return Outcome(decided.status, decided.reason + stays, decided.unreviewed)
 
     def _before_import(self, choice: Choice, ready: Mapping[str, ModuleType]) -> Outcome:
-        """Pending, unless it is clear already that the import will not help."""
+        """Return a pending outcome, unless the import cannot help."""
         groups = [[name for name in variant.modules if name not in ready] for variant in choice.variants]
         for name in dict.fromkeys(name for group in groups for name in group):
             if is_main(locating.locate(name)):
-                reason = f"{name} runs as __main__, whose functions cannot be patched: import it instead"
+                reason = f"{name} runs as __main__, which cannot be patched: import it instead"
                 return Outcome(Status.REFUSED, reason)
         waiting = " or ".join(dict.fromkeys(", ".join(group) for group in groups))
         reason = f"{choice.finding.reason}; waiting for the import of {waiting}"

@@ -1,7 +1,7 @@
-"""By which names a model's forward reaches what a rewrite puts into it.
+"""The names by which a model's forward uses the objects of a rewrite.
 
-The text of a rewrite imports what it uses by a call of `__import__`, which torch.compile cannot trace: a forward that
-compiled with `fullgraph=True` would no longer. There the function's globals have it, as they have what counts.
+The text of a rewrite imports its objects by a call of `__import__`, which torch.compile cannot trace: a forward that
+compiles with `fullgraph=True` would fail. For a forward, the function's globals hold the objects instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def {attribute}(*arguments, **options):
 
 
 def by_name(function: FunctionType, edits: Iterable[Edit]) -> list[Edit]:
-    """The edits of a function; a forward's with names that its globals now have."""
+    """Return the edits of a function; for a forward, with names that are added to its globals."""
     if function.__code__.co_name != _TRACED:
         return [*edits]
 
@@ -38,10 +38,10 @@ def by_name(function: FunctionType, edits: Iterable[Edit]) -> list[Edit]:
 
 
 def _reached(module: str, attribute: str) -> Any:
-    """The function; or one that imports it when it is called, as the text would: what it needs may not be there yet."""
-    found = getattr(sys.modules.get(module), attribute, None)
-    if found is not None:
-        return found
+    """Return the function; or one that imports it on call, since its module may not be importable yet."""
+    value = getattr(sys.modules.get(module), attribute, None)
+    if value is not None:
+        return value
     scope: dict[str, Any] = {"__name__": __name__}
     exec(compile(_LATER.format(module=module, attribute=attribute), __file__, "exec"), scope)
     return scope[attribute]

@@ -1,1 +1,1 @@
-"""Whether a patch fits a piece of code: by its version, and by its text."""
+"""Guards: whether a patch matches a framework's code, by its version and by its text."""

@@ -1,7 +1,7 @@
-"""The decision, as far as versions tell: what becomes of a patch, or which of its variants the text has to decide on.
+"""The decision by versions: the outcome for a patch, or the variants that the text must decide between.
 
-`decision` goes on with the text. This is all that a process needs in which no framework has been imported, so it stands
-on nothing that reads or changes code. Nothing is imported or changed.
+`decision` continues with the text. A process without an imported framework needs only this module, so it imports no
+code that reads or changes code. Nothing is imported or changed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class Found(NamedTuple):
-    """One variant, and what is known of a copy of its framework without reading the code.
+    """One variant, and the facts of a copy of its framework without reading the code.
 
     Attributes:
         variant: the variant.
-        finding: what its version guard says.
-        missing: which of its modules does not exist, as a sentence; None where all are there.
-        absence: what to say if that means that the framework is not there.
+        finding: the result of its version guard.
+        missing: a sentence on a module that does not exist; None if all exist.
+        absence: the reason to report if the framework is therefore absent.
     """
 
     variant: Variant | ListedVariant
@@ -38,7 +38,7 @@ class Found(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The variants that a copy's version leaves: one if it is affected; if it is not, those whose modules exist."""
+    """The variants that remain by version: one if the version is affected; otherwise those whose modules exist."""
 
     finding: Finding
     variants: tuple[Variant | ListedVariant, ...]
@@ -46,9 +46,9 @@ class Choice(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What becomes of a patch. With APPLIES, ``variant`` and where its changes are in the text.
+    """The outcome for a patch. With APPLIES, ``variant`` and the places of its changes in the text.
 
-    An advice, of which nothing is applied, is ADVICE where a patch is APPLIES or REFUSED.
+    An advice has the status ADVICE where a patch has APPLIES or REFUSED.
     """
 
     status: Status
@@ -60,11 +60,11 @@ class Decision(NamedTuple):
 
 
 def look(variant: Variant | ListedVariant, origins: Mapping[str, str | None] | None = None) -> Found:
-    """What is installed here of a variant's modules.
+    """Return what is installed of a variant's modules.
 
     Args:
         variant: the variant.
-        origins: the files of those modules that are not to be looked for.
+        origins: the files of the modules that are already known.
     """
     places: dict[str, str | None] = {}
     for module in variant.modules:
@@ -80,7 +80,7 @@ def look(variant: Variant | ListedVariant, origins: Mapping[str, str | None] | N
 
 
 def absence(patch: Listed) -> Decision | None:
-    """What becomes of a patch where nothing of its framework is there; None where `choose` has to tell."""
+    """Return the outcome if nothing of the framework is installed; None if `choose` must decide."""
     if any(module in sys.modules or locating.exists(module) for module in patch.modules):
         return None
     if versions.is_installed(patch.distribution):
@@ -88,12 +88,12 @@ def absence(patch: Listed) -> Decision | None:
     return Decision(Status.ABSENT, versions.not_installed(patch.distribution))
 
 
-def choose(found: Sequence[Found]) -> Choice | Decision:
-    """Which of a patch's variants may be meant, or what becomes of it if none is.
+def choose(candidates: Sequence[Found]) -> Choice | Decision:
+    """Return the possible variants of a patch, or its outcome if there is none.
 
-    The ranges of variants have no version in common, so a version that is known and affected chooses one.
+    The ranges of variants do not overlap, so a known and affected version selects one.
     """
-    affected = next((one for one in found if one.finding.verdict is Verdict.AFFECTED), None)
+    affected = next((one for one in candidates if one.finding.verdict is Verdict.AFFECTED), None)
     if affected is not None:
         if affected.missing is None:
             return Choice(affected.finding, (affected.variant,))
@@ -101,13 +101,15 @@ def choose(found: Sequence[Found]) -> Choice | Decision:
             reason = f"{affected.finding.reason}, but {affected.missing}"
             return advice_if_refused(Decision(Status.REFUSED, reason, affected.finding.version), (affected.variant,))
         return Decision(Status.ABSENT, affected.absence, affected.finding.version)
-    there = [one for one in found if one.missing is None]
+    there = [one for one in candidates if one.missing is None]
     if not there:
-        return Decision(Status.ABSENT, "; ".join(dict.fromkeys(one.absence for one in found)), found[0].finding.version)
+        return Decision(
+            Status.ABSENT, "; ".join(dict.fromkeys(one.absence for one in candidates)), candidates[0].finding.version
+        )
     unknown = [one for one in there if one.finding.verdict is Verdict.UNKNOWN]
     if unknown:
-        return Choice(unknown[0].finding, tuple(one.variant for one in unknown), len(found) > 1)
-    guards = [one.variant.guard for one in found]
+        return Choice(unknown[0].finding, tuple(one.variant for one in unknown), len(candidates) > 1)
+    guards = [one.variant.guard for one in candidates]
     finding = next(
         (one.finding for one in there if one.finding.beside_was_read is not None),
         versions.outside(guards[0].distribution, there[0].finding.version, guards),
@@ -115,15 +117,15 @@ def choose(found: Sequence[Found]) -> Choice | Decision:
     return Choice(finding, tuple(one.variant for one in there))
 
 
-def advice_if_refused(found: Decision, variants: Sequence[Variant | ListedVariant]) -> Decision:
-    """An advice changes nothing, so it cannot be refused: it is told with the doubt."""
-    if found.status is not Status.REFUSED or not variants[0].is_advice:
-        return found
-    return found._replace(status=Status.ADVICE, reason=f"{found.reason}; whether the bug is there is not known")
+def advice_if_refused(decision: Decision, variants: Sequence[Variant | ListedVariant]) -> Decision:
+    """Turn a refused advice into an uncertain one: an advice changes nothing, so it cannot be refused."""
+    if decision.status is not Status.REFUSED or not variants[0].is_advice:
+        return decision
+    return decision._replace(status=Status.ADVICE, reason=f"{decision.reason}; the bug may be present")
 
 
 def unasked(choice: Choice | Decision, why: str) -> Decision:
-    """What becomes of a patch that is contested upstream and was not asked for: the text does not matter."""
+    """Return the outcome of a contested patch that is not enabled by name: the text does not matter."""
     if isinstance(choice, Decision):
         return choice if choice.status is Status.ABSENT else Decision(Status.DISABLED, why, choice.version)
     if choice.finding.verdict is Verdict.OUTSIDE:
@@ -132,6 +134,6 @@ def unasked(choice: Choice | Decision, why: str) -> Decision:
 
 
 def unaffected(finding: Finding, unreviewed: bool = False) -> Decision:
-    """What becomes of a patch whose version is known and in the range of none of its variants."""
+    """Return the outcome for a known version that is in no variant's range."""
     reason = finding.reason + (UNREVIEWED if unreviewed else "")
     return Decision(Status.UNAFFECTED, reason, finding.version, unreviewed=unreviewed)

@@ -1,7 +1,8 @@
-"""The decision: what becomes of a patch, given a copy of its framework. A table of it is in docs/architecture.md.
+"""The decision on a patch, given a copy of its framework. docs/architecture.md has a table of it.
 
-The engine, ``doctor``, ``check`` and the record of releases all ask here. Two steps, because text costs time:
-`choices.choose` knows the version and which modules exist, `decide` looks at the text. Nothing is imported or changed.
+The engine, ``doctor``, ``check`` and the record of releases all use it. It has two steps, because reading text takes
+time: `choices.choose` uses the version and the existing modules, `decide` reads the text. Nothing is imported or
+changed.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from .versions import Finding, Verdict
 
 
 class CannotApply(Exception):
-    """The code is recognised, but cannot be changed as things are; the message says why."""
+    """The code is recognized, but cannot be changed now; the message gives the reason."""
 
 
 class Conflict(CannotApply):
-    """Another patch holds the function; the message names it."""
+    """Another patch has changed the function; the message names it."""
 
 
 def decide(choice: Choice, read: Callable[[str], Source]) -> Decision:
-    """What becomes of a patch, given the text of its modules.
+    """Return the outcome for a patch, given the text of its modules.
 
     Args:
-        choice: what `choices.choose` has left.
-        read: gives the text of a module; raises `Unreadable`.
+        choice: the result of `choices.choose`.
+        read: returns the text of a module; raises `Unreadable`.
     """
     finding, version = choice.finding, choice.finding.version
     recognised, errors = shapes_in(choice.variants, read)
@@ -47,54 +48,51 @@ def decide(choice: Choice, read: Callable[[str], Source]) -> Decision:
         return choices.unaffected(finding, unreviewed=seen)
     if len(recognised) > 1 and not choice.variants[0].is_advice:
         ranges = " and ".join(str(variant.guard) for variant in recognised)
-        return Decision(Status.REFUSED, f"{finding.reason}, and the code is recognised as that of {ranges}", version)
+        return Decision(Status.REFUSED, f"{finding.reason}, and the code matches {ranges}", version)
     for variant, items in recognised.items():
-        which = f", and the code is that of {variant.guard}" if choice.of_several else ""
+        which = f", and the code matches {variant.guard}" if choice.of_several else ""
         if variant.is_advice:
-            return Decision(Status.ADVICE, f"{finding.reason}{which}, and nothing here repairs it", version)
+            return Decision(Status.ADVICE, f"{finding.reason}{which}, without a repair", version)
         return Decision(Status.APPLIES, finding.reason + which, version, variant, tuple(items))
     return choices.advice_if_refused(refusal(finding, *errors), choice.variants)
 
 
 def has_to_search(choice: Choice, read: Callable[[str], Source]) -> bool:
-    """Whether `decide` will look for patterns, because some text is not known (`known`)."""
+    """Whether `decide` will search for patterns, because some text is not known (`known`)."""
     try:
         return any(
             isinstance(change, (Rewrite, Shape)) and known.find(change, read(change.target.partition(":")[0])) is None
             for variant in choice.variants
             for change in variant.changes  # type: ignore[union-attr]
         )
-    except Unreadable:  # as `decide` will say
+    except Unreadable:  # `decide` will report it
         return False
 
 
 def shapes_in(
     variants: Iterable[Variant | ListedVariant], read: Callable[[str], Source]
 ) -> tuple[dict[Variant, list[Recognised]], list[Exception]]:
-    """Which variants have their shape in the text (`widest`), and why the others have not.
+    """Return the variants whose shape is in the text (`widest`), and why the others do not match.
 
     Raises:
-        TypeError: a variant is only listed, so that nothing is known of its shape.
+        TypeError: a variant is only listed, so its shape is unknown.
     """
-    found: dict[Variant, list[Recognised]] = {}
+    by_variant: dict[Variant, list[Recognised]] = {}
     errors: list[Exception] = []
     for variant in variants:
         if isinstance(variant, ListedVariant):
             raise TypeError(f"{variant} is not imported")
         try:
-            found[variant] = shapes.recognise_all(variant, {module: read(module) for module in variant.modules})
+            by_variant[variant] = shapes.recognise_all(variant, {module: read(module) for module in variant.modules})
         except (Unrecognised, Unreadable) as error:
             errors.append(error)
-    return {variant: found[variant] for variant in widest(found)}, errors
+    return {variant: by_variant[variant] for variant in widest(by_variant)}, errors
 
 
 def widest(variants: Iterable[Variant]) -> list[Variant]:
-    """Of variants whose shape is there, those that count: not one whose changes are all among another's.
-
-    It repairs the same, and less.
-    """
+    """Return the matching variants without those whose changes are a subset of another's changes."""
     variants = [*variants]
-    if len(variants) < 2:  # their hashes are those of all that they hold
+    if len(variants) < 2:  # hashing a variant hashes all its changes
         return variants
     changes = {variant: set(variant.changes) for variant in variants}
     return [one for one, own in changes.items() if not any(own < more for more in changes.values())]
@@ -103,28 +101,28 @@ def widest(variants: Iterable[Variant]) -> list[Variant]:
 def _compiles(recognised: list[Recognised]) -> bool:
     try:
         shapes.check_compiles(recognised)
-    except no_signal(Exception):  # whatever it is, it is not the code that the patch was written for
+    except no_signal(Exception):  # in any case it is not the code that the patch was written for
         return False
     return True
 
 
 def refusal(finding: Finding, *errors: Exception) -> Decision:
-    """What it means that a patch does not fit, or cannot be put on, given what the version guard has found."""
+    """Return the outcome for a patch that does not match or cannot be applied, given the version guard's result."""
     text = "; ".join(dict.fromkeys(map(str, errors)))
     if all(isinstance(error, NoEffect) for error in errors):
         return Decision(Status.UNAFFECTED, text, finding.version)
     if finding.verdict is Verdict.UNKNOWN and all(isinstance(error, (NoEffect, Unrecognised)) for error in errors):
-        reason = f"{finding.reason}, and the defect is not in the code: {text}"
+        reason = f"{finding.reason}, and the code does not have the defect: {text}"
         return Decision(Status.UNAFFECTED, reason, finding.version)
     status = Status.FAILED if any(isinstance(error, FAULTS) for error in errors) else Status.REFUSED
     return Decision(status, f"{finding.reason}, but {text}", finding.version)
 
 
 FAULTS = (Unusable, Undefined)
-"""Of the patch, not of the framework's code."""
+"""Errors of the patch, not of the framework's code."""
 
 REFUSALS = (NoEffect, Unrecognised, Unreadable, CannotApply, *FAULTS)
-"""What `refusal` can tell about; any other exception is a failure."""
+"""The exceptions that `refusal` handles; any other exception is a failure."""
 
 
 # -------------------------------------------------------------------------------- with other patches
@@ -132,7 +130,7 @@ REFUSALS = (NoEffect, Unrecognised, Unreadable, CannotApply, *FAULTS)
 
 @dataclass(eq=False)
 class Held:
-    """What other patches, and this one, have made of one function."""
+    """The changes of all patches to one function."""
 
     rewrites: dict[str, list[Edit]] = field(default_factory=dict)
     trampoline_of: str | None = None
@@ -140,12 +138,12 @@ class Held:
 
     @property
     def patches(self) -> list[str]:
-        """The patches on this function."""
+        """The patches of this function."""
         return list(self.rewrites) + ([self.trampoline_of] if self.trampoline_of else [])
 
     @property
     def holders(self) -> list[str]:
-        """The patches on this function, and its watch."""
+        """The patches of this function, and its watch."""
         return self.patches + ([self.watched_by] if self.watched_by else [])
 
 
@@ -153,35 +151,35 @@ def check_kind(code: CodeType, name: str) -> None:
     """Check that a function can be replaced or wrapped.
 
     Raises:
-        CannotApply: it is an asynchronous generator, whose send and throw cannot be handed through.
+        CannotApply: it is an asynchronous generator, whose send and throw cannot be passed on.
     """
     if code.co_flags & inspect.CO_ASYNC_GENERATOR:
         raise CannotApply(f"{name} is an asynchronous generator, which cannot be replaced or wrapped")
 
 
 def check_watch(target: str, held: Held) -> None:
-    """Check that a function can be watched, whatever patches it has.
+    """Check that a function can be watched, with any patches.
 
     Raises:
-        Conflict: another watch has it.
+        Conflict: another watch watches it.
     """
     if held.watched_by:
-        raise Conflict(f"{target} is watched by {held.watched_by} already")
+        raise Conflict(f"{target} is already watched by {held.watched_by}")
 
 
 def edits_beside(name: str, changes: Sequence[Recognised], held: Held) -> list[Edit] | None:
-    """The edits of one patch in one function, if they go together with what other patches have made of it.
+    """Return the edits of one patch in one function, if they are compatible with the other patches' changes.
 
     Args:
         name: the patch.
         changes: its changes of the function.
-        held: what the function carries.
+        held: the function's existing changes.
 
     Returns:
         the edits of its rewrites; None if it replaces or wraps the function.
 
     Raises:
-        CannotApply: the function is of a kind that cannot be called through ours.
+        CannotApply: the function is of a kind that cannot be wrapped.
         Conflict: two changes exclude each other.
         Unrecognised: two rewrites of the patch touch the same code.
     """
@@ -191,7 +189,7 @@ def edits_beside(name: str, changes: Sequence[Recognised], held: Held) -> list[E
         raise Conflict(f"{name} both rewrites and replaces or wraps {target}")
     if not rewrites:
         if held.patches:
-            raise Conflict(f"{target} is patched by {', '.join(held.patches)} already")
+            raise Conflict(f"{target} is already patched by {', '.join(held.patches)}")
         if changes[0].place.is_async:
             check_kind(changes[0].original_code(), target)
         return None

@@ -1,4 +1,4 @@
-"""Edits of a module's text, which keep its number of lines; and why there can be none."""
+"""Edits of a module's text, which keep its number of lines; and the exceptions if there are none."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from typing import NamedTuple
 
 
 class Unrecognised(Exception):
-    """The code is not what the patch was written for; the message says what is missing."""
+    """The patch was not written for this code; the message states what is missing."""
 
 
 class Undefined(Exception):
-    """The edited code would use a name that nothing defines, and raise NameError in the middle of training."""
+    """The edited code uses an undefined name, and would raise NameError during training."""
 
 
 class NoEffect(Exception):
-    """Under ``python -O`` the code to be repaired (an assertion) is not compiled, so there is nothing to repair."""
+    """Under ``python -O`` the code to repair (an assertion) is not compiled, so there is nothing to repair."""
 
 
 class Edit(NamedTuple):
-    """Characters ``start`` to ``end`` of a module's text become ``text``."""
+    """Replaces the characters ``start`` to ``end`` of a module's text by ``text``."""
 
     start: int
     end: int
     text: str
 
     def overlaps(self, other: Edit) -> bool:
-        """Whether the two touch the same characters."""
+        """Whether two edits touch the same characters."""
         return self.start < other.end and other.start < self.end
 
 
 def with_edits(text: str, edits: Iterable[Edit]) -> str:
-    """``text`` with all edits made."""
+    """Return ``text`` with all edits."""
     for edit in sorted(edits, reverse=True):
         text = text[: edit.start] + edit.text + text[edit.end :]
     return text
 
 
 def edited(text: str, edits: Sequence[Edit]) -> str:
-    """``text`` with all edits made; the number of lines stays the same."""
+    """Return ``text`` with all edits; the number of lines must not change."""
     result = with_edits(text, edits)
-    if result.count("\n") != text.count("\n"):  # not an assert: under -O it would be gone
+    if result.count("\n") != text.count("\n"):  # not an assert, which -O removes
         raise Unrecognised("the edits change the number of lines")
     return result

@@ -1,6 +1,6 @@
-"""A statement put first into a function, on the line on which its first one stands, so that no line moves.
+"""Inserts a statement at the beginning of a function, on the line of its first statement, so that no line moves.
 
-As text where that line can take it, since a tree of Python's takes twice the time to compile: milliseconds for a long
+It edits the text if that line permits it, since a syntax tree takes twice the time to compile: milliseconds for a long
 function, and each start has dozens of them.
 """
 
@@ -19,17 +19,17 @@ _PIECE = re.compile(rf"\#[^\n]*|{_STRING}|[()\[\]{{}}:]", re.DOTALL)
 _BLANK = re.compile(r"(?:[ \t\f]*(?:\#[^\n]*)?\n)*[ \t\f]*")
 _DOCSTRING = re.compile(rf"{_STRING}(?=[ \t]*(?:;|\#|\n|\Z))", re.DOTALL)
 _OTHER = re.compile(r"(?:if|for|while|with|try|def|class|async|match|case)\b|@|['\"]|[rRbBuUfF]{1,2}['\"]")
-"""What begins a statement that nothing can stand before on its line; or one that a docstring was to be."""
+"""The beginning of a statement that cannot follow another one on its line, or of a string."""
 
 
 def compiled(text: str, filename: str, name: str, line: int, statement: str) -> CodeType:
-    """The code of a module with a statement first in one of its functions.
+    """Compile a module with a statement inserted at the beginning of one of its functions.
 
     Args:
-        text: the module's, or a slice of it.
-        filename: for the code.
-        name: the function's.
-        line: of its ``def``.
+        text: the module's text, or a slice of it.
+        filename: the filename for the code.
+        name: the function's name.
+        line: the line of its ``def``.
         statement: a call.
 
     Raises:
@@ -43,15 +43,15 @@ def compiled(text: str, filename: str, name: str, line: int, statement: str) -> 
 
 
 def _with(text: str, line: int, statement: str) -> str | None:
-    """The text with the statement; None where it has to be put in by the tree."""
+    """Return the text with the statement; None if it must be inserted into the tree."""
     start = 0
     for _ in range(line - 1):
         start = text.index("\n", start) + 1
     depth = 0
     for piece in _PIECE.finditer(text, start):
-        found = piece[0]
-        depth += (found in "([{") - (found in ")]}")
-        if found == ":" and not depth:
+        token = piece[0]
+        depth += (token in "([{") - (token in ")]}")
+        if token == ":" and not depth:
             break
     else:
         return None

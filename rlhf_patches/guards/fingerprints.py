@@ -1,4 +1,4 @@
-"""What a function is, as text that is the same on every Python: its fingerprint, and its signature."""
+"""A function's fingerprint and signature as text that is the same on every Python."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from .sources import find_function
 
 
 def fingerprint(text: str, qualname: str) -> str:
-    """Fingerprint of a function in a module's text: 16 hex digits of a SHA-256 over its syntax tree.
+    """Return the fingerprint of a function in a module's text: 16 hex digits of a SHA-256 over its syntax tree.
 
     Docstring, annotations, comments and formatting do not count; decorators, names, defaults and body do.
-    The same on every Python version.
+    It is the same on every Python version.
 
     Args:
         text: the whole module's source.
         qualname: the function within the module, such as ``Class.method``.
 
     Returns:
-        what `Replace.fingerprints` and `Wrap.fingerprints` list.
+        the fingerprint, as in `Replace.fingerprints` and `Wrap.fingerprints`.
 
     Raises:
         NotFound: the function is not defined exactly once.
@@ -29,14 +29,14 @@ def fingerprint(text: str, qualname: str) -> str:
 
 
 def fingerprint_of(node: FunctionNode) -> str:
-    """As `fingerprint`, of a node."""
+    """Return the `fingerprint` of a node."""
     import hashlib  # OpenSSL: milliseconds of every start
 
     return hashlib.sha256(canonical(node).encode()).hexdigest()[:16]
 
 
 def signature_of(node: FunctionNode) -> str:
-    """The parameters as text, without annotations: ``(self, x, *, y=0)``."""
+    """Return the parameters as text, without annotations: ``(self, x, *, y=0)``."""
     stripped = ast.arguments(
         posonlyargs=[ast.arg(arg=a.arg) for a in node.args.posonlyargs],
         args=[ast.arg(arg=a.arg) for a in node.args.args],
@@ -50,18 +50,18 @@ def signature_of(node: FunctionNode) -> str:
 
 
 LEFT_OUT = {"annotation", "returns", "type_comment", "kind", "ctx", "type_params", "is_lazy"}
-"""Fields that do not change what a function computes, and those that came with a newer Python."""
+"""Fields that do not change what a function computes, and fields of newer Python versions."""
 
 
 def canonical(node: object) -> str:
-    """A node, a list of nodes or a value as text that is the same for what computes the same."""
+    """Return a node, a list of nodes or a value as text; equal code has equal text."""
     if isinstance(node, list):
         return "[" + ",".join(canonical(item) for item in node) + "]"
     if not isinstance(node, ast.AST):
-        return ascii(node)  # repr() escapes what this Python's Unicode database does not know yet
+        return ascii(node)  # repr() escapes characters that this Python's Unicode database lacks
     fields = []
     for name, value in sorted(ast.iter_fields(node)):
-        if isinstance(node, ast.JoinedStr):  # 3.12 puts an empty piece at the end of some
+        if isinstance(node, ast.JoinedStr):  # 3.12 appends an empty piece to some
             value = [piece for piece in value if not (isinstance(piece, ast.Constant) and piece.value == "")]
         if name in LEFT_OUT or (value is None and not isinstance(node, ast.Constant)) or value == []:
             continue
@@ -72,7 +72,7 @@ def canonical(node: object) -> str:
 
 
 def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
-    """The statements of a function or a class that do something."""
+    """Return the statements of a function or a class without the docstring."""
     first = body[0] if body else None
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
         return body[1:]

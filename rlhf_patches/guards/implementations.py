@@ -1,6 +1,6 @@
-"""Whether what a patch puts in exists and can be called as it will be: by its text, or by the object itself.
+"""Whether a patch's implementation exists and accepts its calls, from its text or from the object.
 
-Of a text only what is certain is said: a decorator, a class or `import *` may make anything of a name.
+From text, only certain results are reported: a decorator, a class or `import *` may change any name.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _WRAPS: _Call = (("wrapped", "instance", "args", "kwargs"), {})
 
 
 class Unusable(Exception):
-    """An implementation does not exist, or cannot be called as it would be; the message names it."""
+    """An implementation does not exist, or does not accept its calls; the message names it."""
 
 
 class NotCallable(Exception):
-    """What a path names can be told to be no function."""
+    """A path leads to an object that is certainly not a function."""
 
 
 class _Default:
-    """Stands for every default value: which one it is does not matter."""
+    """A placeholder for every default value, which does not matter."""
 
     def __repr__(self) -> str:
         return "..."
@@ -40,18 +40,18 @@ class _Default:
 _DEFAULT = _Default()
 
 Describe = Callable[[str], "Signature | None"]
-"""From ``module:qualified.name`` to the parameters that it takes, None where that cannot be told.
+"""Maps ``module:qualified.name`` to its parameters; None if they are unknown.
 
-Raises `Unusable` where there is no such object, `NotCallable` where it is no function.
+Raises `Unusable` if there is no such object, `NotCallable` if it is not a function.
 """
 
 
 def check_usable(recognised: Sequence[Recognised], describe: Describe) -> None:
-    """Check what the changes of a patch put to use.
+    """Check the implementations of a patch's changes.
 
     Args:
-        recognised: the changes, as found in the text of their modules.
-        describe: `of_text`, or what asks `of_object`.
+        recognised: the changes, as located in the text of their modules.
+        describe: `of_text`, or a function that calls `of_object`.
 
     Raises:
         Unusable: an implementation does not exist, cannot be called, or takes other parameters.
@@ -75,25 +75,25 @@ def _check_call(item: Recognised, path: str, describe: Describe) -> None:
     if signature is None:
         return
     if isinstance(item.change, Wrap):
-        calls, said = [_WRAPS], f"({', '.join(_WRAPS[0])})"
+        calls, arguments = [_WRAPS], f"({', '.join(_WRAPS[0])})"
     else:
         target = _signature(item.place.parameters, item.qualname.rpartition(".")[0])
-        calls, said = list(_calls(target)), f"the parameters of {item.change.target}, {target}"
+        calls, arguments = list(_calls(target)), f"the parameters of {item.change.target}, {target}"
     try:
         for positional, keywords in calls:
             signature.bind(*positional, **keywords)
     except TypeError as error:
-        raise Unusable(f"{path} takes {signature}, but is called with {said}") from error
+        raise Unusable(f"{path} takes {signature}, but is called with {arguments}") from error
 
 
 def _calls(target: Signature) -> Iterator[_Call]:
-    """The smallest and the largest call that a trampoline with these parameters makes."""
+    """Yield the smallest and the largest call of a trampoline with these parameters."""
     positional = [p.name for p in target.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     keywords = {p.name: "" for p in target.parameters.values() if p.kind is p.KEYWORD_ONLY}
     yield tuple(positional), dict(keywords)
     for p in target.parameters.values():
         if p.kind is p.VAR_POSITIONAL:
-            # More than any function that has no *args of its own would take.
+            # More than any function without *args accepts.
             positional += [p.name] * 256
         elif p.kind is p.VAR_KEYWORD:
             keywords["any_other_name_of_a_keyword"] = ""
@@ -101,22 +101,22 @@ def _calls(target: Signature) -> Iterator[_Call]:
 
 
 def of_node(node: FunctionNode | ast.Lambda, owner: str = "") -> Signature:
-    """The parameters of a function in a text, without annotations, and with ``...`` for every default.
+    """Return the parameters of a function in a text, without annotations, and with ``...`` for every default.
 
     Args:
         node: the function.
-        owner: the qualified name of the class that it is in, for private names.
+        owner: the qualified name of its class, for private names.
     """
     return _signature(sources.parameters_of(node), owner)
 
 
 def _signature(parameters: tuple[tuple[str, int, bool], ...], owner: str) -> Signature:
     private = f"_{owner.rpartition('.')[2].lstrip('_')}" if owner else ""
-    found = []
+    converted = []
     for name, kind, has_default in parameters:
         mangled = private + name if name.startswith("__") and not name.endswith("__") else name
-        found.append(_parameter(mangled, kind, has_default))
-    return Signature(found)
+        converted.append(_parameter(mangled, kind, has_default))
+    return Signature(converted)
 
 
 def _parameter(name: str, kind: Any, has_default: bool = False) -> Parameter:
@@ -126,34 +126,34 @@ def _parameter(name: str, kind: Any, has_default: bool = False) -> Parameter:
 # ------------------------------------------------------------------------------------------ the object
 
 
-def of_object(found: Any) -> Signature | None:
-    """The parameters of an object.
+def of_object(implementation: Any) -> Signature | None:
+    """Return the parameters of an object.
 
     Raises:
-        NotCallable: it has none.
+        NotCallable: it is not callable.
     """
-    if not callable(found):
-        raise NotCallable(f"it is {_a(type(found).__name__)}")
+    if not callable(implementation):
+        raise NotCallable(f"it is {_a(type(implementation).__name__)}")
     try:
-        signature = _unevaluated(found)
-    except (TypeError, ValueError):  # some that are written in C
+        signature = _unevaluated(implementation)
+    except (TypeError, ValueError):  # some C functions
         return None
     return Signature(
         [_parameter(p.name, p.kind, p.default is not Parameter.empty) for p in signature.parameters.values()]
     )
 
 
-def _unevaluated(found: Any) -> inspect.Signature:
+def _unevaluated(implementation: Any) -> inspect.Signature:
     if sys.version_info >= (3, 14):
-        # From then on annotations may name what is there for type checkers only, until somebody evaluates them.
+        # Annotations may name objects that exist only for type checkers, so do not evaluate them.
         from annotationlib import Format
 
-        return inspect.signature(found, annotation_format=Format.STRING)
-    return inspect.signature(found)
+        return inspect.signature(implementation, annotation_format=Format.STRING)
+    return inspect.signature(implementation)
 
 
 def missing(path: str, error: Exception) -> Unusable | None:
-    """What to say if the import of an implementation has failed for its not being there."""
+    """Return the error if the import of an implementation failed because it does not exist; else None."""
     module, _, qualname = path.partition(":")
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
         try:
@@ -177,11 +177,11 @@ def _a(kind: str) -> str:
 
 
 def of_text(path: str) -> Signature | None:
-    """The parameters of an implementation that is not imported.
+    """Return the parameters of an implementation that is not imported.
 
     Raises:
         Unusable: there is no such object.
-        NotCallable: it is no function.
+        NotCallable: it is not a function.
     """
     module, _, qualname = path.partition(":")
     try:
@@ -195,21 +195,21 @@ def of_text(path: str) -> Signature | None:
     if _is_dynamic(scope):
         return None
     for name in classes:
-        found = _bound(scope, name)
-        if not found and scope is sources.parse(source):
+        bindings = _bound(scope, name)
+        if not bindings and scope is sources.parse(source):
             _check_submodule(path, module, name)
-        if len(found) != 1 or not isinstance(found[0], ast.ClassDef) or found[0].bases or found[0].keywords:
+        if len(bindings) != 1 or not isinstance(bindings[0], ast.ClassDef) or bindings[0].bases or bindings[0].keywords:
             return None
-        scope = found[0]
+        scope = bindings[0]
         if scope.decorator_list:
             return None
-    found = _bound(scope, last)
-    if not found:
+    bindings = _bound(scope, last)
+    if not bindings:
         if not classes:
             _check_submodule(path, module, last)
             return None
         raise _without(path, last)
-    return _of_binding(found[0], ".".join(classes)) if len(found) == 1 else None
+    return _of_binding(bindings[0], ".".join(classes)) if len(bindings) == 1 else None
 
 
 def _check_submodule(path: str, module: str, name: str) -> None:
@@ -234,7 +234,7 @@ def _of_binding(node: ast.AST, owner: str) -> Signature | None:
 
 
 def _is_dynamic(module: ast.AST) -> bool:
-    """Whether names may come into a module that its text does not show."""
+    """Whether a module may have names that its text does not show."""
     for node in _statements(module):
         if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
             return True
@@ -246,14 +246,14 @@ def _is_dynamic(module: ast.AST) -> bool:
 
 
 def _bound(scope: ast.AST, name: str) -> list[ast.AST]:
-    """The statements of a module or class that give a name a value, or may."""
+    """Return the statements of a module or class that bind a name, or may bind it."""
     return [node for node in _statements(scope) if _binds(node, name)] + [
         node for node in ast.walk(scope) if isinstance(node, ast.Global) and name in node.names
     ]
 
 
 def _statements(scope: ast.AST) -> Iterator[ast.AST]:
-    """Everything in a scope that is not within a function or class of it; of ``name = value`` not the name again."""
+    """Yield all nodes of a scope outside its functions and classes; for ``name = value``, not the name again."""
     for child in ast.iter_child_nodes(scope):
         yield child
         if isinstance(child, (ast.Assign, ast.AnnAssign)) and all(isinstance(t, ast.Name) for t in _targets(child)):

@@ -1,9 +1,9 @@
-"""What is known of a framework's texts beforehand: facts from the record of releases, which come with the package.
+"""Precomputed facts of a framework's texts, from the record of releases, shipped with the package.
 
-``texts/NAME.json`` is for the modules of one top-level package. It says where in each text the functions are that
-patches are for, and of each text of such a function what recognising a change in it gives. A fact counts only where the
-function's text is, to the digest, the one it was found in, and the edited one what it was then; a file that is damaged
-counts as not there. `release_record/texts.py` writes them.
+``texts/NAME.json`` covers the modules of one top-level package. It has the places of the patched functions in each
+text, and for each text of such a function the result of recognizing each change. A fact counts only if the digests of
+the function's text and of its edited text match; a damaged file counts as missing. `release_record/texts.py` writes
+the files.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .places import Known, Place, Slice, Source
 _DIGITS = 12
 
 Found = tuple[Place, tuple[Edit, ...], Union[str, None]]
-"""Where a change's target is, the edits, and the fingerprint; the latter two as those of `shapes.Recognised`."""
+"""The place of a change's target, the edits, and the fingerprint; the latter two as in `shapes.Recognised`."""
 
 
 def look_up(source: Source) -> Source:
-    """The same source, with what is known of its text if that is one of the record's."""
+    """Return the source with the facts of its text, if the record has the text."""
     return memory.remembered(("known", source), lambda: source._replace(known=_known(source)), small=True)
 
 
@@ -45,9 +45,9 @@ def _known(source: Source) -> Known | None:
 
 
 def _read(package: str) -> tuple[bytes, bytes]:
-    """The facts of one package, of texts and of functions: what a module has may be as a text of both.
+    """Return the facts of one package's texts and functions, unparsed.
 
-    Each is on a line of its own, so that none but those that are needed are parsed.
+    Each fact is on its own line, so that only the needed ones are parsed.
     """
     try:
         data = pkgutil.get_data(__package__, f"texts/{package}.json") or b""
@@ -61,21 +61,21 @@ def _read(package: str) -> tuple[bytes, bytes]:
 
 
 def header(rest: bytes) -> bytes:
-    """The first line of a file of facts."""
+    """Return the first line of a file of facts."""
     return b'{"sha256": "%s",' % hashlib.sha256(rest).hexdigest().encode()
 
 
 def _entry(data: bytes, beginning: str) -> tuple[str, Any]:
-    """A key that begins so, and what is said of it; None where there is none."""
+    """Return the key with this beginning, and its value; None if there is none."""
     start = data.find(b'\n"%s' % beginning.encode())
     if start < 0:
         return beginning, None
-    key, _, said = data[start + 2 : data.index(b"\n", start + 1)].partition(b'": ')
-    return key.decode(), json.loads(said.removesuffix(b","))
+    key, _, value = data[start + 2 : data.index(b"\n", start + 1)].partition(b'": ')
+    return key.decode(), json.loads(value.removesuffix(b","))
 
 
 def find(change: Change, source: Source) -> Found | str | None:
-    """What `shapes` finds of a change in a text, or why it does not recognise it; None where that is not known."""
+    """Return the result of `shapes` for a change in a text, or why it is not recognized; None if it is not known."""
     if source.known is None or (isinstance(change, Wrap) and change.signature):
         return None
     text = source.known
@@ -104,26 +104,26 @@ def _find(change: Change, source: Source, known: Known) -> Found | str | None:
     if not isinstance(change, (Rewrite, Shape)):
         fingerprint = facts.get("fingerprint")
         return (place, (), fingerprint) if fingerprint is not None else None
-    found = facts["changes"].get(key_of(change))
-    if not isinstance(found, dict):
-        return found if found is None or isinstance(found, str) else why_not(change, found)
+    known_edits = facts["changes"].get(key_of(change))
+    if not isinstance(known_edits, dict):
+        return known_edits if known_edits is None or isinstance(known_edits, str) else why_not(change, known_edits)
     start = len("\n".join(lines[: first - 1])) + (first > 1)
-    edits = [Edit(*edit) for edit in found["edits"]]
-    if isinstance(change, Rewrite) and found.get("after") != digest(with_edits(text, edits)):
+    edits = [Edit(*edit) for edit in known_edits["edits"]]
+    if isinstance(change, Rewrite) and known_edits.get("after") != digest(with_edits(text, edits)):
         return None
     return place, tuple(Edit(start + edit.start, start + edit.end, edit.text) for edit in edits), None
 
 
 def digest(text: str) -> str:
-    """The first hex digits of a text's SHA-256: of some thousand texts two are alike once in 10**8 times."""
+    """Return the first hex digits of a text's SHA-256: some thousand texts collide with a probability of 10**-8."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
 
 
 def names_in(*texts: str) -> set[str]:
-    """Whatever may be a name there."""
+    """Return all words that may be names."""
     return {name for text in texts for name in re.findall(r"\w+", text)}
 
 
 def key_of(change: Rewrite | Shape) -> str:
-    """What the facts call a change: another one as soon as anything in it is another."""
+    """Return a change's key in the facts; it differs if any field of the change differs."""
     return digest(ascii(change))

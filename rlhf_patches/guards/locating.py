@@ -1,4 +1,4 @@
-"""Where a module's file is, without importing anything, and its text."""
+"""Locates a module's file without importing anything, and reads its text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .places import NotFound, Source, Unreadable
 
 
 def locate(module: str) -> ModuleSpec:
-    """The spec of a module that need not be imported; nothing is imported, no parent package either.
+    """Return the spec of a module; nothing is imported, not even a parent package.
 
     Raises:
         NotFound: there is no such module.
@@ -31,10 +31,10 @@ def locate(module: str) -> ModuleSpec:
     name = ""
     for part in module.split("."):
         name = f"{name}.{part}" if name else part
-        found = remembered(("found", name, *(path or ())), functools.partial(_find, name, path), small=True)
-        if found is None:
+        located = remembered(("found", name, *(path or ())), functools.partial(_find, name, path), small=True)
+        if located is None:
             raise NotFound(f"there is no module {name}")
-        spec, path = found
+        spec, path = located
         if path is None and name != module:
             raise NotFound(f"there is no module {module}: {name} is not a package")
     assert spec is not None
@@ -42,7 +42,7 @@ def locate(module: str) -> ModuleSpec:
 
 
 def exists(module: str) -> bool:
-    """Whether `locate` finds a module."""
+    """Whether `locate` can locate a module."""
     try:
         locate(module)
     except NotFound:
@@ -51,9 +51,9 @@ def exists(module: str) -> bool:
 
 
 def parents_of(module: str) -> list[str]:
-    """Where the nearest parent package of a missing module is: its file, or the folders of a namespace package.
+    """Return the file of the nearest parent package of a missing module, or the folders of a namespace package.
 
-    Empty where there is no parent package either.
+    Empty if there is no parent package.
     """
     while module := module.rpartition(".")[0]:
         with contextlib.suppress(NotFound):
@@ -63,7 +63,7 @@ def parents_of(module: str) -> list[str]:
 
 
 def real_path(path: str) -> str:
-    """`os.path.realpath`, of which most work is the folders, which most files share."""
+    """Return `os.path.realpath`; the folders, which most files share and which take most time, are remembered."""
     folder, name = os.path.split(path)
     if name in ("", os.curdir, os.pardir) or os.path.islink(path):
         return os.path.realpath(path)
@@ -71,7 +71,7 @@ def real_path(path: str) -> str:
 
 
 def namespace_of(module: object) -> dict[str, Any]:
-    """A module's own names, looked at without attribute access: that makes a lazy module run, and may raise."""
+    """Return a module's own names without attribute access, which loads a lazy module and may raise."""
     try:
         return object.__getattribute__(module, "__dict__")  # type: ignore[no-any-return]
     except AttributeError:  # anything can be put into sys.modules
@@ -79,7 +79,7 @@ def namespace_of(module: object) -> dict[str, Any]:
 
 
 def spec_of(module: object) -> ModuleSpec | None:
-    """``module.__spec__`` without attribute access; None where there is none."""
+    """Return ``module.__spec__`` without attribute access; None if there is none."""
     return namespace_of(module).get("__spec__")
 
 
@@ -88,8 +88,7 @@ def _find(name: str, path: list[str] | None) -> tuple[ModuleSpec, list[str] | No
     spec = spec_of(loaded)
     if spec is not None:
         return spec, list(namespace_of(loaded).get("__path__") or ()) or None
-    # PathFinder cannot look into a namespace package whose parent is not imported; walking the
-    # path entries as it does internally can.
+    # PathFinder cannot search a namespace package whose parent is not imported; a walk over the path entries can.
     portions: list[str] = []
     for entry in path if path is not None else sys.path:
         try:
@@ -102,8 +101,8 @@ def _find(name: str, path: list[str] | None) -> tuple[ModuleSpec, list[str] | No
         if spec.loader is not None:
             return spec, list(spec.submodule_search_locations or ()) or None
         portions.extend(spec.submodule_search_locations or ())
-    # Editable installs bring finders of their own. Only classes and modules are asked: ours and wrapt's are
-    # instances, and wrapt's imports the parent package.
+    # Editable installs add their own finders. Only classes and modules are queried: ours and wrapt's are instances,
+    # and wrapt's imports the parent package.
     for meta_finder in sys.meta_path:
         if meta_finder is importlib.machinery.PathFinder or not isinstance(meta_finder, (type, ModuleType)):
             continue
@@ -121,7 +120,7 @@ def _find(name: str, path: list[str] | None) -> tuple[ModuleSpec, list[str] | No
 
 
 def read(spec: ModuleSpec) -> Source:
-    """The source text behind a spec.
+    """Return the source text of a spec.
 
     Raises:
         Unreadable: there is no source (bytecode only, an extension module), or it cannot be decoded.
@@ -130,10 +129,10 @@ def read(spec: ModuleSpec) -> Source:
 
 
 def read_module(module: str) -> Source:
-    """The source text of a module that need not be imported.
+    """Return the source text of a module that need not be imported.
 
     Raises:
-        NotFound, Unreadable: as `locate` and `read`.
+        NotFound, Unreadable: see `locate` and `read`.
     """
     return read(locate(module))
 
@@ -152,5 +151,5 @@ def _read(spec: ModuleSpec) -> Source:
             with open(origin, "rb") as file:
                 data = file.read()
         return Source(spec.name, origin, importlib.util.decode_source(data))
-    except no_signal(OSError, SyntaxError, UnicodeError, LookupError) as error:  # of a codec without text
+    except no_signal(OSError, SyntaxError, UnicodeError, LookupError) as error:  # LookupError: not a text codec
         raise Unreadable(f"the source of {spec.name} cannot be read: {error} ({origin})") from error

@@ -1,4 +1,4 @@
-"""What a thread reads, parses and compiles once, however many patches look at it; forgotten at the end."""
+"""A per-thread cache: a text is read, parsed and compiled once for all patches; the cache is cleared at the end."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _memory = _Memory()
 
 @contextlib.contextmanager
 def parsed_once(kept: float = 12) -> Iterator[None]:
-    """Within it this thread reads, parses and compiles a text once, however many patches look at it.
+    """Within the context, this thread reads, parses and compiles each text once for all patches.
 
-    At its end all is forgotten: syntax trees are large, and a training run is long.
+    The cache is cleared at the end: syntax trees are large, and a training run is long.
 
     Args:
-        kept: how many results are kept, those that were used last. Texts that run in this process anyway need no limit.
+        kept: the number of most recently used results to keep. Texts that this process runs need no limit.
     """
     if _memory.made is not None:
         yield
         return
-    with no_collection():  # to the end of the trees: a collection while they live is one of the whole heap
-        try:  # first: a signal's handler may raise anywhere
+    with no_collection():  # until the trees are freed: a collection while they exist visits the whole heap
+        try:  # first: a signal handler may raise anywhere
             _memory.made, _memory.small, _memory.kept = {}, {}, kept
             yield
         finally:
@@ -43,23 +43,23 @@ def parsed_once(kept: float = 12) -> Iterator[None]:
 
 
 def remembered(key: Hashable, make: Callable[[], _Made], small: bool = False) -> _Made:
-    """What ``make()`` returns or raises, made anew unless `parsed_once` has that of an equal key.
+    """Return or raise the result of ``make()``; `parsed_once` caches it by key.
 
-    What is ``small`` does not count among the few that are kept.
+    ``small`` results do not count for the limit.
     """
     made = _memory.small if small else _memory.made
     if made is None:
         return make()
     if key in made:
-        made[key] = made.pop(key)  # the one that was used last comes last
+        made[key] = made.pop(key)  # the most recently used result comes last
     else:
         try:
-            found: tuple[Any, Exception | None] = make(), None
+            outcome: tuple[Any, Exception | None] = make(), None
         except no_signal(Exception) as error:
-            found = None, error
+            outcome = None, error
         while len(made) >= _memory.kept and not small:
             del made[next(iter(made))]
-        made[key] = found
+        made[key] = outcome
     result, raised = made[key]
     if raised is not None:
         raise raised.with_traceback(None)
@@ -68,9 +68,9 @@ def remembered(key: Hashable, make: Callable[[], _Made], small: bool = False) ->
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """Without the cyclic garbage collector: a tree is many objects and no garbage.
+    """Disable the cyclic garbage collector within the context: a syntax tree is many objects without cycles.
 
-    They would set off a walk through the whole heap of the frameworks, which takes 20 times as long as the parser.
+    The objects would trigger a collection of the frameworks' whole heap, which takes 20 times as long as the parser.
     """
     was_enabled = gc.isenabled()
     try:

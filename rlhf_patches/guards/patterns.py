@@ -1,4 +1,4 @@
-"""Patterns of ast-grep: where one is in a function, and the edits that a rewrite makes there."""
+"""Patterns of ast-grep: their matches in a function, and the edits of a rewrite."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _without_ast_grep: str | None = None
 
 
 def load_ast_grep() -> None:
-    """Import what looks for patterns, if it is there and not imported yet: milliseconds, which known texts save.
+    """Import ast-grep if it is installed and not imported yet; known texts save these milliseconds.
 
     The engine calls it before it takes its lock, under which nothing is imported.
     """
@@ -34,7 +34,7 @@ def load_ast_grep() -> None:
     try:
         import ast_grep_py
     except ImportError as error:  # a subinterpreter, or it is not installed
-        _without_ast_grep = f"ast_grep_py, which finds the code to rewrite, cannot be imported here: {error}"
+        _without_ast_grep = f"ast_grep_py, which locates the code to rewrite, cannot be imported: {error}"
     else:
         _ast_grep = ast_grep_py
 
@@ -44,12 +44,12 @@ def ast_grep_is_known() -> bool:
     return _ast_grep is not None or _without_ast_grep is not None
 
 
-_MOST_LINES = 5  # named where a pattern is found too often
+_MOST_LINES = 5  # named if a pattern occurs too often
 _METAVARIABLE = re.compile(r"\$+([A-Z_][A-Z0-9_]*)?")
 
 
 def find_edits(rewrite: Rewrite, source: Source, place: Place) -> list[Edit]:
-    """The edits that a rewrite makes in a function of ``source``.
+    """Return the edits of a rewrite in a function of ``source``.
 
     Raises:
         Unrecognised: the pattern does not occur exactly as often as expected, or not where expected.
@@ -61,10 +61,10 @@ def find_edits(rewrite: Rewrite, source: Source, place: Place) -> list[Edit]:
 
 
 def find(shape: Rewrite | Shape, source: Source, place: Place) -> list[SgNode]:
-    """Where the pattern is in a function of ``source``.
+    """Return the pattern's matches in a function of ``source``.
 
     Raises:
-        Unrecognised: not exactly as often as expected, or not where expected.
+        Unrecognised: the pattern does not occur exactly as often as expected, or not where expected.
     """
     function = _function_node(source, place)
     for at, pattern in enumerate(shape.alongside):
@@ -80,31 +80,31 @@ def find(shape: Rewrite | Shape, source: Source, place: Place) -> list[SgNode]:
     return matches
 
 
-def why_not(shape: Rewrite | Shape, found: int | Sequence[Any], lines: str = "") -> str:
-    """Why a function is not recognised.
+def why_not(shape: Rewrite | Shape, matches: int | Sequence[Any], lines: str = "") -> str:
+    """Return why a function is not recognized.
 
     Args:
-        shape: what it was held against.
-        found: how often it has the pattern; or which of ``alongside`` it does not contain, or of ``unless`` it does.
-        lines: where it has the pattern.
+        shape: the expected shape.
+        matches: the pattern's number of matches; or the index of the ``alongside`` or ``unless`` pattern that fails.
+        lines: the lines of the pattern's matches.
     """
-    if isinstance(found, int):
+    if isinstance(matches, int):
         where = f" inside {shape.inside!r}" if shape.inside is not None else ""
-        times = f"{shape.pattern!r}{where} {found} times, expected {shape.matches}"
-        return f"{shape.target} contains {times}{lines}{_doubt(shape.pattern if not found else None)}"
-    kind, at = found
+        times = f"{shape.pattern!r}{where} {matches} times, expected {shape.matches}"
+        return f"{shape.target} contains {times}{lines}{_doubt(shape.pattern if not matches else None)}"
+    kind, at = matches
     pattern = getattr(shape, kind)[at]
     if kind == "alongside":
         return f"{shape.target} does not contain {pattern!r}{_doubt(pattern)}"
-    return f"{shape.target} contains {pattern!r}, which repairs it already"
+    return f"{shape.target} contains {pattern!r}, which already repairs it"
 
 
 def no_python(pattern: str) -> str:
-    """What is wrong with a pattern that Python does not parse; ast-grep reads of it what it can."""
+    """Return the problem of a pattern that Python does not parse; ast-grep ignores the parts that it cannot read."""
     try:
         ast.parse(_METAVARIABLE.sub(lambda variable: variable[1] or "_", pattern))
     except SyntaxError as error:
-        return f"is no Python by itself ({error.msg}), so it may never match"
+        return f"is not valid Python by itself ({error.msg}), so it may never match"
     return ""
 
 
@@ -114,10 +114,10 @@ def _doubt(pattern: str | None) -> str:
 
 
 def matches(source: Source, node: FunctionNode, pattern: str, inside: str | None = None) -> list[SgNode]:
-    """Each place where a pattern occurs in a function.
+    """Return each match of a pattern in a function.
 
     Raises:
-        DefinitionError: ast-grep does not take the pattern.
+        DefinitionError: ast-grep rejects the pattern.
     """
     return _find_all(_function_node(source, node), pattern, inside)
 
@@ -129,19 +129,19 @@ def _find_all(function: SgNode, pattern: str, inside: str | None = None) -> list
     try:
         return function.find_all(_ast_grep.Config(rule=rule))
     except UnicodeEncodeError as error:
-        raise DefinitionError(f"the pattern {pattern!r} is no text in UTF-8") from error
-    except RuntimeError as error:  # its text goes on with the stack of ast-grep, and of Python below it
+        raise DefinitionError(f"the pattern {pattern!r} is not valid UTF-8") from error
+    except RuntimeError as error:  # its text continues with the stacks of ast-grep and of Python
         why = " ".join(str(error).partition("Stack backtrace")[0].rpartition(": ")[2].split()).replace(
             "\N{MICRO SIGN}", "$"
-        )  # which stands for a dollar sign there
-        raise DefinitionError(f"ast-grep does not take the pattern {pattern!r}: {why}") from error
+        )  # ast-grep's replacement of a dollar sign
+        raise DefinitionError(f"ast-grep rejects the pattern {pattern!r}: {why}") from error
 
 
 def check_ast_grep() -> None:
-    """Check that patterns can be looked for in this process.
+    """Check that this process can search for patterns.
 
     Raises:
-        ImportError: they cannot; every patch that rewrites fails with it, and nothing else does.
+        ImportError: it cannot; only the patches that rewrite fail with it.
     """
     load_ast_grep()
     if _without_ast_grep is not None:
@@ -158,10 +158,10 @@ def _function_node(source: Source, node: FunctionNode | Place) -> SgNode:
 
 
 def _by_line(text: str) -> dict[int, list[SgNode]]:
-    found: dict[int, list[SgNode]] = {}
+    by_line: dict[int, list[SgNode]] = {}
     for function in _ast_grep.SgRoot(text, "python").root().find_all(kind="function_definition"):
-        found.setdefault(function.range().start.line + 1, []).append(function)
-    return found
+        by_line.setdefault(function.range().start.line + 1, []).append(function)
+    return by_line
 
 
 def _edit(rewrite: Rewrite, match: SgNode, module_text: str) -> Edit:
@@ -181,7 +181,7 @@ def _edit(rewrite: Rewrite, match: SgNode, module_text: str) -> Edit:
     )
     template = rewrite.replacement
     if is_statement:
-        # Before anything is put in: what the pattern has matched may hold a string of several lines.
+        # Before the substitution: the match may contain a string of several lines.
         line = module_text[bounds.start.index - bounds.start.column : bounds.start.index]
         template = template.replace("\n", "\n" + line[: len(line) - len(line.lstrip())])
     text = re.sub(r"\$([A-Z_][A-Z0-9_]*)", stands_for, template)
@@ -200,7 +200,7 @@ def _edit(rewrite: Rewrite, match: SgNode, module_text: str) -> Edit:
     return Edit(bounds.start.index, bounds.end.index, text)
 
 
-# Expressions that an operator, a call or an attribute next to them would tear apart.
+# Expressions that need brackets next to an operator, a call or an attribute.
 _LOOSE = (
     ast.BoolOp,
     ast.BinOp,
@@ -216,10 +216,10 @@ _LOOSE = (
 
 
 def _as_operand(text: str) -> str:
-    """``text`` in brackets if it is an expression that means something else next to an operator."""
+    """Return ``text``, in brackets if it is an expression with another meaning next to an operator."""
     try:
         with sources.no_warnings():
             expression = ast.parse(f"({text}\n)", mode="eval").body
-    except SyntaxError:  # no expression: a statement, a keyword argument
+    except SyntaxError:  # not an expression: a statement or a keyword argument
         return text
     return f"({text})" if isinstance(expression, _LOOSE) else text

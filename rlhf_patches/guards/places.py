@@ -1,4 +1,4 @@
-"""A module's text, what is known of it, and where in it a function is: the data that the guards pass to each other."""
+"""A module's text, the known facts of it, and the place of a function in it: the guards' shared data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
 
 class Unreadable(Exception):
-    """The source of a module cannot be had; the message says why."""
+    """The source of a module is not available; the message gives the reason."""
 
 
 class NotFound(Exception):
@@ -18,13 +18,13 @@ class NotFound(Exception):
 
 
 class Slice(NamedTuple):
-    """What a function's slice is made of, beside its first line, which its `Place` has.
+    """The parts of a function's slice, without its first line, which its `Place` has.
 
     Attributes:
-        last_line: the function's.
-        classes: the names of the classes around it, outermost first.
+        last_line: the function's last line.
+        classes: the names of the enclosing classes, outermost first.
         imported: names in it that the module imports; and ``super``, if the module mentions it.
-        future: what the module imports from ``__future__``.
+        future: the module's imports from ``__future__``.
     """
 
     last_line: int
@@ -34,16 +34,16 @@ class Slice(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a function is in a text and how it is called, without its syntax tree.
+    """The place of a function in a text, and its parameters, without its syntax tree.
 
     Attributes:
-        name: its own name.
+        name: its unqualified name.
         lineno: the line of its ``def``.
-        first_line: the line that its code object states: its first decorator's, if it has any.
-        column: of its ``def``, in bytes.
+        first_line: the first line of its code object: its first decorator's, if it has any.
+        column: the column of its ``def``, in bytes.
         is_async: whether it is an ``async def``.
         parameters: name, `inspect.Parameter.kind` as a number, and whether there is a default.
-        slice: what is compiled in place of the whole text, where it is known to give the same code; else None.
+        slice: the slice that is compiled instead of the whole text, if it is known to give the same code; else None.
     """
 
     name: str
@@ -56,9 +56,9 @@ class Place(NamedTuple):
 
 
 class Known:
-    """What is known of one text: its future statements, its imports, and by qualified name the functions, or why not.
+    """The facts of one text: its future statements, its imports, and the functions by qualified name, or why not.
 
-    Of a function: its first line, the digest of its text, and the facts of its text.
+    A function has its first line, the digest of its text, and the facts of its text.
     """
 
     def __init__(self, future: Sequence[str], imported: Sequence[str], functions: dict[str, Any]) -> None:
@@ -66,9 +66,9 @@ class Known:
 
 
 class Source(NamedTuple):
-    """The text of a module, as Python itself would decode it (universal newlines, no byte order mark).
+    """The text of a module, as Python decodes it (universal newlines, no byte order mark).
 
-    ``known`` is what `known.look_up` has found of it.
+    ``known`` is the result of `known.look_up`.
     """
 
     module: str

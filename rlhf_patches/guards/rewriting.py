@@ -1,9 +1,8 @@
 """Rewrites: compile the edited module, and take the function's code.
 
-Compiling the whole module, or the slice of it that is known to give the same code (`slices`), gives future imports,
-closures, ``__class__`` cells, private names and decorators their right meaning for free. Edits keep the number of
-lines, so tracebacks and breakpoints stay right, and after compiling we check that no other function's code came out
-different.
+Compiling the whole module, or the slice of it that is known to give the same code (`slices`), preserves the meaning of
+future imports, closures, ``__class__`` cells, private names and decorators. Edits keep the number of lines, so
+tracebacks and breakpoints are not affected. After compiling, a check ensures that no other function's code differs.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def compile_module(text: str, filename: str) -> CodeType:
 
 def _compile(text: str, filename: str) -> CodeType:
     try:
-        # dont_inherit: this file's own future imports must not leak into the framework's code.
+        # dont_inherit: this file's future imports must not affect the framework's code.
         with sources.no_warnings():
             return compile(text, filename, "exec", dont_inherit=True)
     except no_signal(SyntaxError, ValueError, RecursionError) as error:
@@ -41,16 +40,16 @@ def _compile(text: str, filename: str) -> CodeType:
 
 
 def compile_around(source: Source, place: Place, edits: Sequence[Edit] = (), first: str = "") -> CodeType:
-    """Compile of an edited module what a function takes: its slice if it has one, else all.
+    """Compile an edited module for a function: its slice if it has one, else the whole module.
 
     Args:
         source: the module.
         place: the function.
-        edits: those of the text.
-        first: a statement that is put first into the function (`entry`).
+        edits: the edits of the text.
+        first: a statement to insert at the beginning of the function (`entry`).
 
     Raises:
-        Unrecognised: it does not compile, or has another number of lines.
+        Unrecognised: it does not compile, or the number of lines changes.
     """
     text = source.text
     if place.slice is not None:
@@ -68,10 +67,10 @@ def compile_around(source: Source, place: Place, edits: Sequence[Edit] = (), fir
 
 
 def entered_code(source: Source, place: Place, edits: Sequence[Edit], first: str, original: CodeType) -> CodeType:
-    """A function's code after edits that `rewrite_code` has shown to be good, with a statement put first.
+    """Return a function's code after edits that `rewrite_code` has checked, with a first statement inserted.
 
     Raises:
-        Unrecognised: it does not compile, or cannot take the place of the original.
+        Unrecognised: it does not compile, or cannot replace the original.
     """
     code = code_of(compile_around(source, place, edits, first), place)
     check_swap(original, code, place.name)
@@ -79,12 +78,12 @@ def entered_code(source: Source, place: Place, edits: Sequence[Edit], first: str
 
 
 def code_of(module_code: CodeType, place: Place) -> CodeType:
-    """The code object of a function within its module's."""
+    """Return the code object of a function within its module's code."""
     name, line = place.name, place.first_line
-    found = [code for code in _nested(module_code) if code.co_name == name and code.co_firstlineno == line]
-    if len(found) != 1:
-        raise Unrecognised(f"{name} in line {line} has {len(found)} code objects, expected 1")
-    return found[0]
+    matches = [code for code in _nested(module_code) if code.co_name == name and code.co_firstlineno == line]
+    if len(matches) != 1:
+        raise Unrecognised(f"{name} in line {line} has {len(matches)} code objects, expected 1")
+    return matches[0]
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:
@@ -98,19 +97,19 @@ Edited = tuple[Place, Sequence[Edit]]
 
 
 def rewrite_code(source: Source, place: Place, edits: Sequence[Edit], beside: Sequence[Edited] = ()) -> CodeType:
-    """The function's code after the edits, shown to be the only code in the module that differs.
+    """Return the function's code after the edits, and check that no other code in the module differs.
 
     Args:
         source: the module.
         place: the function.
-        edits: those within it.
-        beside: other functions that are rewritten too, so that the module is compiled once for all of them.
+        edits: the edits of the function.
+        beside: other functions that are also rewritten, so that the module is compiled once for all of them.
 
     Raises:
-        Unrecognised: the edited text does not compile, the edits reach beyond the function, or its new code cannot take
-            the place of the old.
-        Undefined: the edited code uses a name that nothing defines.
-        NoEffect: the edits are in assertions, and this interpreter leaves those out.
+        Unrecognised: the edited text does not compile, the edits affect other code, or the new code cannot replace
+            the old.
+        Undefined: the edited code uses an undefined name.
+        NoEffect: the edits are in assertions, which this interpreter leaves out.
     """
     beside = beside if place.slice is None else ()  # not in this slice
     others = [edit for _, theirs in beside for edit in theirs]
@@ -129,7 +128,7 @@ def rewrite_code(source: Source, place: Place, edits: Sequence[Edit], beside: Se
             raise NoEffect(f"under python -O there is no assertion in {place.name} that could fail")
         raise Unrecognised(f"the edits do not change what {place.name} does")
     check_swap(target, replaced, place.name)
-    if place.slice is None:  # of what is known this is known too
+    if place.slice is None:  # already checked for known texts
         _check_names(before, target, replaced)
     return replaced
 
@@ -144,11 +143,11 @@ _KIND = (
 
 
 def check_swap(old: CodeType, new: CodeType, name: str) -> None:
-    """Check that the new code of a function can take the place of the old.
+    """Check that the new code of a function can replace the old.
 
     Raises:
         Unrecognised: free variables, parameters or the kind of function differ. CPython itself checks only the
-            number of free variables, and would bind the wrong cells in silence.
+            number of free variables, and would silently bind the wrong cells.
     """
     for what, before, after in (
         ("free variables", old.co_freevars, new.co_freevars),
@@ -164,18 +163,18 @@ def _parameter_names(code: CodeType) -> tuple[object, ...]:
     return code.co_posonlyargcount, code.co_argcount, code.co_varnames[:count]
 
 
-# What the import system puts into a module.
+# Names that the import system adds to a module.
 _GIVEN = {"__name__", "__doc__", "__package__", "__loader__", "__spec__", "__file__", "__path__", "__builtins__"}
 
 
 def _check_names(module: CodeType, old: CodeType, new: CodeType) -> None:
-    """Check that the new code of a function looks up no global name that is new to it and that nothing defines.
+    """Check that the new code of a function looks up no new and undefined global name.
 
     Raises:
         Undefined: it does.
     """
     added = {name for code in (new, *_nested(new)) for name in code.co_names} - _GIVEN - set(dir(builtins))
-    if added:  # most of these are attributes, so it is worth a closer look only now
+    if added:  # most of these are attributes, so check them closely only now
         added &= _loaded(new) - _loaded(old)
     if added and not _takes_in_unseen_names(module):
         added -= _stored(module) | _stored(new)
@@ -191,30 +190,30 @@ def _takes_in_unseen_names(module: CodeType) -> bool:
 
 
 def _loaded(code: CodeType) -> set[str]:
-    """The global names that a function looks up, and what is within it."""
-    found: dict[str, set[str]] = {}
+    """Return the global names that a function and its nested code look up."""
+    by_opcode: dict[str, set[str]] = {}
     for each in dis.get_instructions(code):
-        found.setdefault(each.opname, set()).add(each.argval if isinstance(each.argval, str) else "")
-    # A class body has names of its own.
-    names = found.get("LOAD_NAME", set()) | found.get("LOAD_FROM_DICT_OR_GLOBALS", set())
-    names = (names - found.get("STORE_NAME", set())) | found.get("LOAD_GLOBAL", set())
+        by_opcode.setdefault(each.opname, set()).add(each.argval if isinstance(each.argval, str) else "")
+    # A class body has its own names.
+    names = by_opcode.get("LOAD_NAME", set()) | by_opcode.get("LOAD_FROM_DICT_OR_GLOBALS", set())
+    names = (names - by_opcode.get("STORE_NAME", set())) | by_opcode.get("LOAD_GLOBAL", set())
     return names.union(*(_loaded(nested) for nested in code.co_consts if isinstance(nested, CodeType)))
 
 
 def _stored(code: CodeType) -> set[str]:
-    """The names that a module gives a value, or that a function declares global and does."""
+    """Return the names that a module assigns, or that a function declares global and assigns."""
     own = ("STORE_GLOBAL",) if code.co_flags & inspect.CO_OPTIMIZED else ("STORE_GLOBAL", "STORE_NAME")
-    found = {str(each.argval) for each in dis.get_instructions(code) if each.opname in own}
+    names = {str(each.argval) for each in dis.get_instructions(code) if each.opname in own}
     for nested in _nested(code):
-        found |= {str(each.argval) for each in dis.get_instructions(nested) if each.opname == "STORE_GLOBAL"}
-    return found
+        names |= {str(each.argval) for each in dis.get_instructions(nested) if each.opname == "STORE_GLOBAL"}
+    return names
 
 
 def check_lines(source: Source, edits: Sequence[Edit]) -> None:
-    """Check that everything outside the edits still runs on the line on which it stands in the file.
+    """Check that all code outside the edits keeps its line.
 
     Raises:
-        Unrecognised: something has moved.
+        Unrecognised: code has moved.
     """
     touched: set[int] = set()
     for edit in edits:
@@ -223,7 +222,7 @@ def check_lines(source: Source, edits: Sequence[Edit]) -> None:
     new = edited(source.text, edits)
     before = _lines(compile_module(source.text, source.filename))
     after = _lines(compile_module(new, source.filename))
-    # By text too: code that moves within one function leaves the same function on the same lines.
+    # Also by text: code that moves within one function leaves the same function on the same lines.
     pairs = zip(source.text.split("\n"), new.split("\n"), strict=True)
     moved = [number for number, (one, other) in enumerate(pairs, 1) if one != other and number not in touched]
     moved += sorted(line for line, _ in set(before.items()) ^ set(after.items()) if line not in touched)
@@ -232,17 +231,17 @@ def check_lines(source: Source, edits: Sequence[Edit]) -> None:
 
 
 def _lines(module_code: CodeType) -> dict[int, frozenset[str]]:
-    """Per line the names of the functions that have code on it."""
-    found: dict[int, set[str]] = {}
+    """Return, for each line, the names of the functions that have code on it."""
+    by_line: dict[int, set[str]] = {}
     for code in [module_code, *_nested(module_code)]:
         for _, _, line in code.co_lines():
             if line is not None:
-                found.setdefault(line, set()).add(code.co_name)
-    return {line: frozenset(names) for line, names in found.items()}
+                by_line.setdefault(line, set()).add(code.co_name)
+    return {line: frozenset(names) for line, names in by_line.items()}
 
 
 def _differing(before: CodeType, after: CodeType) -> Iterator[CodeType]:
-    """The code objects of ``before`` whose own instructions or constants differ in ``after``."""
+    """Yield the code objects of ``before`` whose own instructions or constants differ in ``after``."""
     if before == after:
         return
     if _shell(before) != _shell(after):
@@ -254,7 +253,7 @@ def _differing(before: CodeType, after: CodeType) -> Iterator[CodeType]:
 
 
 def _shell(code: CodeType) -> CodeType:
-    # Without positions: that of a class ends where its last method does, so an edit there would count.
+    # Without positions: a class's position ends with its last method, so an edit there would count.
     return code.replace(
         co_consts=tuple(None if isinstance(c, CodeType) else c for c in code.co_consts), co_linetable=b""
     )

@@ -1,4 +1,4 @@
-"""The shape guard: whether a module's text has the code that a change was written for."""
+"""The shape guard: whether a module's text contains the code that a change was written for."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .places import NotFound, Place, Source
 
 
 class Recognised(NamedTuple):
-    """A change's target, found in a module's text. ``edits`` is empty unless the change is a `Rewrite`.
+    """A change's target, located in a module's text. ``edits`` is empty unless the change is a `Rewrite`.
 
-    ``fingerprint`` is the one that matched, None where the guard is another.
+    ``fingerprint`` is the matching one, None for other guards.
     """
 
     change: Change
@@ -28,38 +28,38 @@ class Recognised(NamedTuple):
 
     @property
     def qualname(self) -> str:
-        """The function's qualified name as the target spells it."""
+        """The function's qualified name in the target."""
         return self.change.target.partition(":")[2]
 
     def original_code(self) -> CodeType:
-        """The function's code compiled from the source on disk."""
+        """Compile the function's code from the source on disk."""
         return rewriting.code_of(rewriting.compile_around(self.source, self.place), self.place)
 
     def in_the_whole(self) -> Recognised:
-        """The same, to be compiled with all of its module."""
+        """Return a copy that is compiled with its whole module."""
         return self._replace(place=self.place._replace(slice=None))
 
 
 def recognise(change: Change, source: Source) -> Recognised:
-    """Find a change's target in a module's text and apply its shape guard.
+    """Locate a change's target in a module's text and apply its shape guard.
 
     Raises:
-        Unrecognised: the function is not there, or not as expected.
+        Unrecognised: the function does not exist, or is not as expected.
         Unreadable: the text does not parse.
     """
-    found = known.find(change, source)
-    if found is None:
-        found = _find(change, source)
-    if isinstance(found, str):
-        raise Unrecognised(found)
-    place, edits, fingerprint = found
+    result = known.find(change, source)
+    if result is None:
+        result = _find(change, source)
+    if isinstance(result, str):
+        raise Unrecognised(result)
+    place, edits, fingerprint = result
     if isinstance(change, (Replace, Wrap)) and change.fingerprints and fingerprint not in change.fingerprints:
-        raise Unrecognised(f"{change.target} has the fingerprint {fingerprint}, which is none of those that were read")
+        raise Unrecognised(f"{change.target} has the fingerprint {fingerprint}, which no reviewed release has")
     return Recognised(change, source, place, edits, fingerprint)
 
 
 def _find(change: Change, source: Source) -> known.Found | str:
-    """Where the target is, the edits and the fingerprint; or why it is not recognised."""
+    """Return the target's place, the edits and the fingerprint; or why it is not recognized."""
     try:
         if isinstance(change, Shape) and change.of_a_module:
             return sources.place_in_module(sources.find_import(source, change.pattern)), (), None
@@ -81,17 +81,17 @@ def _find(change: Change, source: Source) -> known.Found | str:
 
 
 def recognise_all(variant: Variant, texts: Mapping[str, Source]) -> list[Recognised]:
-    """`recognise` for every change of a variant; ``texts`` has the source of each of its modules."""
+    """Call `recognise` for every change of a variant; ``texts`` has the source of each of its modules."""
     for path in (*variant.where_defined, *variant.unless_defined):
         module, _, qualname = path.partition(":")
         if _defines(texts[module], qualname) == (path in variant.unless_defined):
-            what = "defined there, which it is not" if path in variant.unless_defined else "not defined there, as it is"
-            raise Unrecognised(f"{path} is {what} where the defect is")
+            what = "defined, unlike" if path in variant.unless_defined else "not defined, unlike"
+            raise Unrecognised(f"{path} is {what} in code with the defect")
     return [recognise(change, texts[change.target.partition(":")[0]]) for change in variant.changes]
 
 
 def _defines(source: Source, qualname: str) -> bool:
-    if f"def {qualname.rpartition('.')[2]}" not in source.text:  # without parsing it
+    if f"def {qualname.rpartition('.')[2]}" not in source.text:  # without parsing
         return False
     try:
         sources.find_function(source, qualname)
@@ -101,15 +101,15 @@ def _defines(source: Source, qualname: str) -> bool:
 
 
 def check_compiles(recognised: list[Recognised], lines: bool = False) -> None:
-    """Check that the rewrites of a patch compile and change nothing but their functions.
+    """Check that the rewrites of a patch compile and change only their functions.
 
-    With ``lines`` also that no line of the module moves. Rewrites are built so that none can; the engine, which has
-    a start-up time to keep, leaves the check to tests and to ``rlhf-patches check``.
+    With ``lines``, also check that no line of the module moves. Rewrites never move lines by construction; the engine
+    skips the check to start fast, and tests and ``rlhf-patches check`` run it.
 
     Raises:
         Unrecognised: they do not.
-        Undefined: the new code uses a name that nothing defines.
-        NoEffect: under ``python -O`` none of them has anything to change.
+        Undefined: the new code uses an undefined name.
+        NoEffect: under ``python -O`` none of them has an effect.
     """
     idle: NoEffect | None = None
     effective = False
@@ -129,7 +129,7 @@ def check_compiles(recognised: list[Recognised], lines: bool = False) -> None:
 
 
 def by_function(recognised: list[Recognised]) -> dict[str, list[Recognised]]:
-    """Changes of one patch grouped by target, in order."""
+    """Group the changes of one patch by target, in order."""
     groups: dict[str, list[Recognised]] = {}
     for item in recognised:
         groups.setdefault(item.change.target, []).append(item)
@@ -137,7 +137,7 @@ def by_function(recognised: list[Recognised]) -> dict[str, list[Recognised]]:
 
 
 def combined(groups: list[tuple[Edit, ...]], target: str) -> list[Edit]:
-    """All edits of several rewrites of one function.
+    """Return all edits of several rewrites of one function.
 
     Raises:
         Unrecognised: two of them touch the same characters.

@@ -1,4 +1,4 @@
-"""A module's text as lines and as a syntax tree, and where in it a function is."""
+"""A module's text as lines and as a syntax tree, and the place of a function in it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .places import FunctionNode, NotFound, Place, Source, Unreadable
 
 @contextlib.contextmanager
 def no_warnings() -> Iterator[None]:
-    """Compile without warnings of the framework's text (an invalid escape, say): it is not ours, nor news.
+    """Suppress compile-time warnings of the framework's text, such as an invalid escape.
 
-    Its cached bytecode is silent about them; under ``-W error`` they would make the text uncompilable.
+    Its cached bytecode does not raise them; under ``-W error`` they would make the text uncompilable.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -24,12 +24,12 @@ def no_warnings() -> Iterator[None]:
 
 
 def lines_of(source: Source) -> list[str]:
-    """The lines of a text, not to be changed."""
+    """Return the lines of a text; callers must not change them."""
     return remembered(("lines", source), lambda: source.text.split("\n"), small=True)
 
 
 def parse(source: Source) -> ast.Module:
-    """The module's syntax tree, not to be changed.
+    """Return the module's syntax tree; callers must not change it.
 
     Raises:
         Unreadable: the text is not valid for this Python.
@@ -47,10 +47,10 @@ def _parse(source: Source) -> ast.Module:
 
 
 def find_function(source: Source, qualname: str) -> FunctionNode:
-    """The one definition of ``qualname`` in a module.
+    """Return the only definition of ``qualname`` in a module.
 
     Raises:
-        NotFound: it is not defined there, or more than once (then which one runs cannot be told from the text).
+        NotFound: it is not defined, or more than once (then the text does not show which one runs).
         Unreadable: the text does not parse.
     """
     functions = [node for node in functions_of(source).get(qualname, ()) if not _is_overload(node)]
@@ -61,7 +61,7 @@ def find_function(source: Source, qualname: str) -> FunctionNode:
 
 
 def functions_of(source: Source) -> dict[str, list[FunctionNode]]:
-    """The functions of a module and of its classes, by their qualified names.
+    """Return the functions of a module and of its classes, by their qualified names.
 
     Raises:
         Unreadable: the text does not parse.
@@ -70,19 +70,19 @@ def functions_of(source: Source) -> dict[str, list[FunctionNode]]:
 
 
 def _functions(scope: ast.AST, prefix: str = "") -> dict[str, list[FunctionNode]]:
-    """The functions of a module or class and of the classes in it, by their qualified names."""
-    found: dict[str, list[FunctionNode]] = {}
+    """Return the functions of a module or class and of the classes in it, by their qualified names."""
+    by_name: dict[str, list[FunctionNode]] = {}
     for node in _definitions([scope]):
         if isinstance(node, ast.ClassDef):
             for name, inner in _functions(node, f"{prefix}{node.name}.").items():
-                found.setdefault(name, []).extend(inner)
+                by_name.setdefault(name, []).extend(inner)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            found.setdefault(prefix + node.name, []).append(node)
-    return found
+            by_name.setdefault(prefix + node.name, []).append(node)
+    return by_name
 
 
 def _definitions(scopes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Functions and classes directly in these scopes, also under ``if``, ``try``, ``with`` and loops."""
+    """Yield functions and classes directly in these scopes, also under ``if``, ``try``, ``with`` and loops."""
     for scope in scopes:
         for child in ast.iter_child_nodes(scope):
             if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -92,13 +92,13 @@ def _definitions(scopes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 def find_import(source: Source, statement: str) -> ast.ImportFrom:
-    """The statement that imports a name whenever a module is imported; ``from X import name`` says which.
+    """Return the statement that imports a name on every import of a module, as in ``from X import name``.
 
-    So does one where an optional package is there (``if is_vllm_available():``). What is tried, what asks for a
-    version, what is for type checkers and what is in a function may do without the name.
+    A statement under a check for an optional package (``if is_vllm_available():``) counts. Statements under ``try``, a
+    version check or a type-checking check and in functions do not count: they may run without the name.
 
     Raises:
-        NotFound: there is none.
+        NotFound: there is no such statement.
         Unreadable: the text does not parse.
     """
     _, package, _, name = statement.split(" ")
@@ -122,7 +122,7 @@ def _is_overload(node: FunctionNode) -> bool:
 
 
 def place_of(node: FunctionNode) -> Place:
-    """Where a function is."""
+    """Return the place of a function."""
     return Place(
         name=node.name,
         lineno=node.lineno,
@@ -134,32 +134,32 @@ def place_of(node: FunctionNode) -> Place:
 
 
 def place_in_module(node: ast.stmt) -> Place:
-    """Where a statement of a module is."""
+    """Return the place of a module's statement."""
     return Place("<module>", node.lineno, node.lineno, node.col_offset, False, ())
 
 
 def parameters_of(node: FunctionNode | ast.Lambda) -> tuple[tuple[str, int, bool], ...]:
-    """The parameters of a function, as `Place` has them."""
+    """Return the parameters of a function, as in `Place`."""
     arguments = node.args
     plain = [*arguments.posonlyargs, *arguments.args]
     first_default = len(plain) - len(arguments.defaults)
-    found: list[tuple[str, int, bool]] = []
+    parameters: list[tuple[str, int, bool]] = []
     for index, argument in enumerate(plain):
         kind = _POSITIONAL_ONLY if index < len(arguments.posonlyargs) else _POSITIONAL_OR_KEYWORD
-        found.append((argument.arg, kind, index >= first_default))
+        parameters.append((argument.arg, kind, index >= first_default))
     if arguments.vararg:
-        found.append((arguments.vararg.arg, _VAR_POSITIONAL, False))
+        parameters.append((arguments.vararg.arg, _VAR_POSITIONAL, False))
     for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        found.append((argument.arg, _KEYWORD_ONLY, default is not None))
+        parameters.append((argument.arg, _KEYWORD_ONLY, default is not None))
     if arguments.kwarg:
-        found.append((arguments.kwarg.arg, _VAR_KEYWORD, False))
-    return tuple(found)
+        parameters.append((arguments.kwarg.arg, _VAR_KEYWORD, False))
+    return tuple(parameters)
 
 
-# As inspect.Parameter numbers them.
+# inspect.Parameter's numbers.
 _POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD, _VAR_POSITIONAL, _KEYWORD_ONLY, _VAR_KEYWORD = range(5)
 
 
 def first_line(node: FunctionNode) -> int:
-    """The line that the function's code object states: its first decorator's, if it has any."""
+    """Return the first line of the function's code object: its first decorator's, if it has any."""
     return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])

@@ -229,12 +229,12 @@ class Summary:
         """What mattered; of a process that was killed, as far as its last line says."""
         reached = self.reached
         lines = [
-            f"{name}: {one.said(ended=not self.not_ended)} ({plural(count, 'process', 'processes')})"
+            f"{name}: {one.text(ended=not self.not_ended)} ({plural(count, 'process', 'processes')})"
             for name, (one, count) in reached.items()
             if one.calls
         ]
         never = [name for name, (one, _) in reached.items() if not one.calls]
-        lines += [f"never reached: {', '.join(never)}"] if never else []
+        lines += [f"never called: {', '.join(never)}"] if never else []
         if lines and self.not_ended:
             lines.append("of processes that were killed or still run, as far as their last lines say")
         return [*lines, ""] if lines else []

@@ -218,15 +218,15 @@ def test_names_that_are_none(framework, engine, replace):
         name="other-bug",
     )
     made = engine(patch, by_signature)
-    with pytest.raises(SettingsError, match=r"in_force names 'some-bag', which is no patch; did you mean 'some-bug'\?"):
+    with pytest.raises(SettingsError, match=r"names 'some-bag', which is not a patch; did you mean 'some-bug'\?"):
         made.in_force("some-bag")
-    with pytest.raises(SettingsError, match=r"in_force names 'some-\*', which is no patch"):
+    with pytest.raises(SettingsError, match=r"in_force names 'some-\*', which is not a patch"):
         made.in_force("some-*")
-    with pytest.raises(SettingsError, match="matched names 'some-bag', which is no patch"):
+    with pytest.raises(SettingsError, match="matched names 'some-bag', which is not a patch"):
         made.matched("some-bag", framework.path("mod:f"))
-    with pytest.raises(SettingsError, match=r"names '.*:g', which is no target of some-bug.*did you mean '.*mod:f'\?"):
+    with pytest.raises(SettingsError, match=r"matched: '.*:g' is not a target of some-bug.*did you mean '.*mod:f'\?"):
         made.matched("some-bug", framework.path("mod:g"))
-    with pytest.raises(SettingsError, match="no target of other-bug with fingerprints; there are none"):
+    with pytest.raises(SettingsError, match="not a target of other-bug with fingerprints; there are none"):
         made.matched("other-bug", framework.path("mod:f"))
 
 

@@ -43,7 +43,7 @@ def test_it_is_off_and_says_how_to_have_it(framework, engine, contested, other):
     row = made.report()[contested.name]
     assert (row.status, row.reason) == (
         Status.DISABLED,
-        f"off unless asked for by name (RLHF_PATCHES_ENABLE={contested.name}): {WHY}",
+        f"off by default (RLHF_PATCHES_ENABLE={contested.name} enables it): {WHY}",
     )
     assert not row.status.is_problem
 
@@ -77,7 +77,7 @@ def test_what_asks_for_it(framework, engine, contested, other, monkeypatch, vari
     if imported == "first":
         framework.load("m")
     if applied is None:
-        with pytest.raises(SettingsError, match="is no patch"):
+        with pytest.raises(SettingsError, match="is not a patch"):
             made.apply(only)
         return
     made.apply(iter(only) if isinstance(only, list) else only)
@@ -124,7 +124,7 @@ def test_a_test_asks_for_it_by_nature(framework, contested):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("some-patc", "RLHF_PATCHES_ENABLE names 'some-patc', which is no patch; did you mean 'some-patch'?"),
+        ("some-patc", "RLHF_PATCHES_ENABLE names 'some-patc', which is not a patch; did you mean 'some-patch'?"),
         ("some-*", "RLHF_PATCHES_ENABLE names 'some-*', a glob: expected names"),
         ("*", "RLHF_PATCHES_ENABLE names '*', a glob: expected names"),
     ],
@@ -143,10 +143,11 @@ def test_its_text_is_one_line(contested, text):
 
 def test_the_page_and_the_list(contested, monkeypatch, capsys):
     page = pages.page(contested)
-    assert f"## Contested upstream\n\n{WHY[0].upper()}{WHY[1:]}. So it is **off unless" in " ".join(page.split(" "))
+    off = "The patch is **off by default**"
+    assert f"## Contested upstream\n\n{WHY[0].upper()}{WHY[1:]}. {off}" in " ".join(page.split(" "))
     assert f"Switch it on with `RLHF_PATCHES_ENABLE={contested.name}`." in page
     assert "Switch it off" not in page
-    assert pages.summary(contested).endswith("(off unless asked for by name)")
+    assert pages.summary(contested).endswith("(off by default)")
     assert "Contested" not in pages.page(dataclasses.replace(contested, contested=""))
     monkeypatch.setattr(registry, "load", lambda: ([Registered(contested, "tests")], []))
     catalogue._explain(type("Options", (), {"name": contested.name}))

@@ -34,10 +34,10 @@ def test_expand(patterns, expected):
     [
         (
             "megatron-no-sync-rentry",
-            "only names 'megatron-no-sync-rentry', which is no patch; did you mean 'megatron-no-sync-reentry'?",
+            "only names 'megatron-no-sync-rentry', which is not a patch; did you mean 'megatron-no-sync-reentry'?",
         ),
-        ("zzz", "only names 'zzz', which is no patch; known are:" + "".join(f"\n  {name}" for name in NAMES)),
-        ("verl-*", "only names 'verl-*', which is no patch"),
+        ("zzz", "only names 'zzz', which is not a patch; known are:" + "".join(f"\n  {name}" for name in NAMES)),
+        ("verl-*", "only names 'verl-*', which is not a patch"),
         (["trl-lost-loss", ""], "only names ''"),
         ([None], "only has None: expected names of patches or globs, as strings"),
         ("TRL-lost-loss", "did you mean 'trl-lost-loss'?"),

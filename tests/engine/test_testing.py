@@ -373,7 +373,7 @@ FIXTURE = {
     "after": ("passed", ""),
     "refused": ("failure", "Patch toy-mean is refused instead of applied: toy-framework 1.4 is affected"),
     "advice": ("failure", "cannot be applied: expected a Patch, or the name of a registered one"),
-    "unknown": ("failure", "names 'toy-mean', which is no patch"),
+    "unknown": ("failure", "names 'toy-mean', which is not a patch"),
     "spoiled": ("error", "Patch toy-lost was not reverted: "),
     "disabled": ("failure", "is disabled instead of applied: disabled by RLHF_PATCHES_DISABLE"),
 }

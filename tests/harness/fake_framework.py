@@ -103,7 +103,7 @@ class Framework:
 @pytest.fixture(autouse=True)
 def nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test is a new process to the log, which says each thing once and warns once."""
-    monkeypatch.setattr(log, "_said", set())
+    monkeypatch.setattr(log, "_logged", set())
     monkeypatch.setattr(log, "_warned", False)
 
 

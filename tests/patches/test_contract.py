@@ -277,15 +277,15 @@ def test_applied_reverted_and_disabled_on_the_loaded_framework(run_ranks, case):
         checks.lives_as_it_should(case.patch, found)
         return
     assert found["applied"]["status"] == "unaffected"
-    name = case.variant.guard.beside.distribution
+    name = case.variant.guard.co_installed.distribution
     reason = found["applied"]["reason"]
-    assert f"is not affected beside {name} " in reason or reason.startswith(f"{name} is not there, beside which")
+    assert f"is not affected with {name} " in reason or f" has the defect only with {name}, " in reason
     assert all(all(found[state]["own code"]) for state in ("applied", "reverted", "disabled"))
 
 
 def has_what_is_beside(case: Case) -> bool:
     """Whether the release of another distribution that counts is one beside which the bug shows."""
-    other = case.variant.guard.beside
+    other = case.variant.guard.co_installed
     if other is None:
         return True
     folders = [folder for level in levels(case) if level.path for folder in level.path.split(os.pathsep)]

@@ -63,7 +63,7 @@ def test_where_ast_grep_cannot_be_imported_rewrites_fail_and_say_so(tmp_path, in
     assert done.returncode == 0, done.stderr
     looked, said, strict = done.stdout.splitlines()
     assert looked == "untouched"
-    why = "ImportError: ast_grep_py, which finds the code to rewrite, cannot be imported here: "
+    why = "ImportError: ast_grep_py, which locates the code to rewrite, cannot be imported: "
     assert said.startswith(f"failed {why}")
     assert said.endswith("; nothing was changed")
-    assert strict.startswith(f"strict mode, and {toy_slime.PATCH} was {said.replace('failed', 'failed:', 1)}")
+    assert strict.startswith(f"strict mode: {toy_slime.PATCH} was {said.replace('failed', 'failed:', 1)}")

@@ -116,7 +116,7 @@ def test_a_patch_that_missed_its_import_is_said_at_the_end(run, slime, arguments
     done = run(code, RLHF_PATCHES_LOG="warning", RLHF_PATCHES_REPORT=str(report), **settings)
     assert (done.returncode, done.stdout) == (status, "untouched\n"), done.stderr
     (line,) = done.stderr.splitlines()
-    assert f"{toy_slime.MODEL[:-3].replace('/', '.')} was imported past the import hooks; call apply() again" in line
+    assert f"{toy_slime.MODEL[:-3].replace('/', '.')} was imported without the import hooks; call apply() again" in line
     (row,) = [row for row in json.loads(report.read_text())["patches"] if row["name"] == toy_slime.PATCH]
     assert row["status"] == "failed"
 

@@ -143,4 +143,4 @@ def test_an_edited_file_is_noticed_without_columns(installed, slime, edit):
     write_metadata(slime, "slime", "0.1.0")  # affected, so that it is refused
     done = installed.run(installed.python, "-c", toy_slime.LOOK, cwd=slime, **STRICT)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "was edited since it was imported" in done.stderr
+    assert "was edited after its import" in done.stderr

@@ -70,7 +70,7 @@ def test_a_broken_plugin_is_said_and_stops_a_strict_run(installed, plugin, broke
             assert done.stderr.count("plugin plug could not be used") == 1
             continue
         assert (done.returncode, done.stdout) == (1, "refused\n"), "and again, where the first is caught"
-        assert "PatchError: strict mode, and plugin plug could not be used" in done.stderr
+        assert "PatchError: strict mode: plugin plug could not be used" in done.stderr
 
 
 @pytest.mark.parametrize("value", ["typo", "plug,typo", "plug.", ",", "all", "1"])

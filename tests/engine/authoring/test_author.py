@@ -43,10 +43,10 @@ def test_matches_are_marked_and_a_rewrite_is_shown_as_a_diff_and_as_a_definition
     ("arguments", "status", "message"),
     [
         (("math.ceil($A)",), 1, ""),
-        (("math.floor(",), 1, "the pattern 'math.floor(' is no Python by itself ('(' was never closed)"),
-        (("$$$",), 2, "ast-grep does not take the pattern '$$$': Standalone multi meta variable"),
+        (("math.floor(",), 1, "the pattern 'math.floor(' is not valid Python by itself ('(' was never closed)"),
+        (("$$$",), 2, "ast-grep rejects the pattern '$$$': Standalone multi meta variable"),
         (("a\nb",), 2, "Multiple AST nodes are detected. Please check the pattern source `a b`."),
-        (("\udcff",), 2, "the pattern '\\udcff' is no text in UTF-8"),
+        (("\udcff",), 2, "the pattern '\\udcff' is not valid UTF-8"),
         (("math.floor($A)", "nothing_like_it($A)"), 2, "the rewrite is not possible: "),
         (("math.floor($A)", "$G($A)", "--use", "G=math.ceil"), 2, "expected 'module:qualified.name'"),
         (("x", "--in", "no_such_folder/x.whl"), 2, "no_such_folder/x.whl"),

@@ -191,7 +191,7 @@ def test_the_fixed_code_is_not_taken_for_the_defect():
     old, new = "a = b\nreturn a", "a = b\na += 1\nreturn a"
     (rewrite,) = drafted(old, new)
     assert rewrite.unless == ("a += 1",)
-    with pytest.raises(Unrecognised, match="repairs it already"):
+    with pytest.raises(Unrecognised, match="already repairs it"):
         shapes.recognise(rewrite, text_of(new))
 
 

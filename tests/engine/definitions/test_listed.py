@@ -160,7 +160,7 @@ def test_it_is_not_imported_under_the_lock(listing, listed, framework, tmp_path,
     [
         (
             lambda it: {"variants": tuple(one._replace(independent=True) for one in it.variants)},
-            "DefinitionError: .* is not the patch that is listed as .*; write the list anew",
+            "DefinitionError: .* is not the patch that is listed as .*; regenerate the list",
         ),
         (lambda it: {"path": "no_such_module:PATCH"}, "ModuleNotFoundError: No module named 'no_such_module'"),
         (lambda it: {"path": "sys:path"}, "DefinitionError: sys:path is not the patch"),

@@ -143,15 +143,15 @@ BAD_PATHS = [
         *((Variant, "changes", value, "changes is") for value in ((), [], ("x",), Rewrite("a:b", "$A", "1"))),
         *((Patch, "variants", value, "variants is") for value in ((), [], ("x",), GOOD[Variant])),
         (Variant, "guard", "some-dist>=1", "expected a Guard"),
-        (Variant, "changes", REPAIRED.changes + SEEN.changes, "a Shape beside other changes"),
+        (Variant, "changes", REPAIRED.changes + SEEN.changes, "a Shape with other changes"),
         (Shape, "target", "a.b", "Shape.target is 'a.b'"),
         (Shape, "pattern", "", "Shape.pattern is empty"),
         (Shape, "unless", "$A", "Shape of a.b:C.d: unless is '$A': expected a tuple of strings"),
         (Shape, "matches", 0, "Shape.matches is 0"),
         (Advice, "name", "bug", "Advice.name is 'bug': expected kebab-case"),
         (Advice, "what_to_do", " ", "Advice some-framework-bug: what_to_do is empty"),
-        (Advice, "variants", (REPAIRED,), "a variant has changes, which an advice does not make; expected shapes"),
-        (Patch, "variants", (SEEN,), "a variant has shapes and no change; expected an Advice, or changes"),
+        (Advice, "variants", (REPAIRED,), "a variant has changes; expected shapes, since an advice changes nothing"),
+        (Patch, "variants", (SEEN,), "a variant has shapes and no change; expected changes, or an Advice"),
     ],
 )
 def test_definition_errors(kind, field, value, message):
@@ -202,7 +202,7 @@ def test_a_field_that_is_missing_or_unknown_is_named_with_what_it_is_of(kind):
 
 
 def test_one_item_where_a_tuple_is_expected():
-    with pytest.raises(DefinitionError, match=r"expected a tuple of Variant, .*; write \(\.\.\.,\) around it"):
+    with pytest.raises(DefinitionError, match=r"expected a tuple of one or more Variant; write \(\.\.\.,\) around it"):
         Patch(**{**GOOD[Patch], "variants": GOOD[Patch]["variants"][0]})
 
 

@@ -79,11 +79,11 @@ def test_a_plugin_that_breaks_is_named_and_stops_nobody(site, framework, how):
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ("no_such_module", "leads nowhere (ModuleNotFoundError: No module named 'no_such_module')"),
-        ("{}.below", "leads nowhere (ModuleNotFoundError: "),
-        ("{}:nothing", "leads nowhere (AttributeError: "),
-        ("my-plugin.patches", "names no module"),
-        ("{}:rlhf_patches", "names rlhf_patches() ({file}:1)"),
+        ("no_such_module", "does not exist (ModuleNotFoundError: No module named 'no_such_module')"),
+        ("{}.below", "does not exist (ModuleNotFoundError: "),
+        ("{}:nothing", "does not exist (AttributeError: "),
+        ("my-plugin.patches", "does not name a module"),
+        ("{}:rlhf_patches", "names the function rlhf_patches() ({file}:1)"),
     ],
 )
 def test_an_entry_point_that_leads_nowhere(site, value, reason):
@@ -95,7 +95,7 @@ def test_an_entry_point_that_leads_nowhere(site, value, reason):
     info = site.folder / f"{site.prefix}_bad-1.0.dist-info"
     assert failure.reason.startswith(f"its entry point 'bad = {value}' ({info}) ")
     assert reason.replace("{file}", str(site.folder / f"{site.prefix}_bad.py")) in failure.reason
-    assert "expected the module that has the hook" in failure.reason
+    assert "expected the module with the hook" in failure.reason
 
 
 def test_a_malformed_line_of_another_group_takes_no_patch_away(site):
@@ -125,7 +125,7 @@ SEVERAL = {
     "a list among them": ("return [patch('{0}-one'), [patch('x-y')], patch('{0}-two')]", "is of type list and is left"),
     "two of one name": (
         "return [patch('{0}-one'), patch('{0}-one'), patch('{0}-two')]",
-        "it has two patches named '{0}-one', of which the first is used",
+        "it has two patches named '{0}-one'; the first is used",
     ),
     "an exception at the end": (
         "yield patch('{0}-one')\n    yield patch('{0}-two')\n    raise ZeroDivisionError('oh')",
@@ -173,7 +173,7 @@ def test_one_patch_by_itself_is_no_list(site, framework):
     assert registered == []
     assert len(failures) == 2
     for failure in failures:
-        assert "returned the patch x-y by itself, expected a list of patches: `return [PATCH]`" in failure.reason
+        assert "returned the patch x-y, expected a list of patches: `return [PATCH]`" in failure.reason
 
 
 def test_strict_mode_raises_for_a_broken_plugin(site):
@@ -205,7 +205,7 @@ def test_of_two_patches_of_one_name_the_first_distribution_wins_whatever_the_pat
     second = site.good("second", patch="a-name", folder=folders[1])
     (item,), (failure,) = site.load()
     assert (item.plugin, failure.plugin) == (first, second)
-    assert failure.reason == f"its patch 'a-name' is ignored: {first} has one of that name"
+    assert failure.reason == f"its patch 'a-name' is ignored: {first} has a patch of that name"
 
 
 def test_one_distribution_found_twice_counts_once(site, tmp_path, monkeypatch):
@@ -262,7 +262,7 @@ def test_built_in_cannot_be_claimed(site, claim):
     (theirs,) = [item for item in registered if item.patch.name == "x-user"]
     assert theirs.plugin == f"{module} (calls itself {claim.get('name', 'rlhf-patches')})"
     (failure,) = [failure for failure in failures if failure.plugin == theirs.plugin]
-    assert failure.reason == f"its patch {TAKEN!r} is ignored: rlhf-patches has one of that name"
+    assert failure.reason == f"its patch {TAKEN!r} is ignored: rlhf-patches has a patch of that name"
 
 
 def test_a_name_that_only_looks_like_ours(site):
@@ -293,7 +293,7 @@ def test_who_brings_a_patch_is_said_wherever_people_read(site, framework, capsys
         assert credit in row
         assert sum("(plugin" in text for text in rows) == 1, "built-in ones are not worth a word"
     assert cli.main(["explain", "foreign-bug"]) == 0
-    assert f"Brought by the plugin {name}, not by rlhf-patches." in capsys.readouterr().out
+    assert f"The plugin {name} provides this patch." in capsys.readouterr().out
 
     framework.write("mod", "def add(a, b):\n    return a * b\n")
     for command in (["doctor"], ["check", str(framework.site)]):

@@ -32,7 +32,7 @@ REPORT = Report(ROWS, (PluginFailure("bad-plugin", "it broke"),))
 def test_access():
     assert list(REPORT) == list(ROWS)
     assert REPORT["b-bug"] is ROWS[1]
-    with pytest.raises(KeyError, match="no patch is called 'd-bug'; there are: a-bug, b-bug, c-bug"):
+    with pytest.raises(KeyError, match="unknown patch 'd-bug'; the patches are: a-bug, b-bug, c-bug"):
         REPORT["d-bug"]
     assert REPORT.problems == ROWS[1:]
     assert REPORT.with_status(Status.APPLIED, Status.FAILED) == (ROWS[0], ROWS[2])
@@ -97,9 +97,10 @@ def test_what_is_printed_begins_with_what_was_met_and_with_problems():
     other = dataclasses.replace(applied, name="other-bug", status=Status.UNAFFECTED)
     waits = dataclasses.replace(applied, name="late-bug", status=Status.PENDING)
     lines = str(Report((other, ran, never, applied, waits, met, ROWS[1]))).splitlines()
-    assert lines[0] == "1 of 4 repaired bugs was met: met-bug (gradient x 4); 2 never; 1 ran and cannot tell: ran-bug"
+    unknown = "1 ran, bug condition unknown"
+    assert lines[0] == f"1 of 4 repaired bugs occurred: met-bug (gradient x 4); 2 did not; {unknown}: ran-bug"
     partly = dataclasses.replace(never, name="partly-bug", reached=Reached(4, 3, 0, has_condition=True))
-    assert str(Report((partly,))).startswith("none of 1 repaired bug was met; 1 ran and cannot tell: partly-bug\n")
+    assert str(Report((partly,))).startswith(f"none of 1 repaired bug occurred; {unknown}: partly-bug\n")
     names = [line.split()[0] for line in lines[1:] if line[0] != " "]
     assert names == ["PATCH", "b-bug", "met-bug", "ran-bug", "never-bug", "a-bug", "waiting", "not"]
     assert [line.strip() for line in lines if "train again" in line] == ["repair changes results: train again"], (

@@ -474,7 +474,7 @@ REFUSED = {
         "class B:\n    def m(self): return 'b'\nclass C(B):\n    def m(self): return 'old'\n    del m",
         "C.m",
         "",
-        "of its own",
+        "does not define",
     ),
     "defined twice": ("def f(x): return 'old'\ndef f(x): return 'old'", "f", "", "defined 2 times"),
     "defined under if and else": (
@@ -525,16 +525,16 @@ REFUSED = {
         "def f(x): return 'old'",
         "f",
         "from pathlib import Path\nPath(mod.__file__).write_text(EDITED)",
-        "edited since it was imported",
+        "edited after its import",
     ),
     "moved on disk since": (
         "def f(x): return 'old'",
         "f",
         "from pathlib import Path\nPath(mod.__file__).write_text(\"\\n\\ndef f(x): return 'old'\")",
-        "edited since it was imported",
+        "edited after its import",
     ),
     "gone from disk": ("def f(x): return 'old'", "f", "import os\nos.remove(mod.__file__)", "cannot be read"),
-    "deleted by somebody else": ("def f(x): return 'old'", "f", "del mod.f", "of its own"),
+    "deleted by somebody else": ("def f(x): return 'old'", "f", "del mod.f", "does not define"),
 }
 
 
@@ -774,9 +774,9 @@ def test_an_exception_inside_wrap_leaves_the_function_usable(framework, engine):
 # ----------------------------------------------------------------------------------------- after apply()
 
 UNDONE = {
-    "attribute replaced": ("mod.f = lambda x: x", "was replaced by something else"),
-    "code set back": ("mod.f.__code__ = code", "was changed by other code"),
-    "attribute deleted": ("del mod.f", "of its own"),
+    "attribute replaced": ("mod.f = lambda x: x", "was replaced after it was patched"),
+    "code set back": ("mod.f.__code__ = code", "other code has changed"),
+    "attribute deleted": ("del mod.f", "does not define"),
     "module forgotten": ("import sys; del sys.modules[mod.__name__]", "no longer imported"),
 }
 

@@ -460,7 +460,7 @@ def test_somebody_elses_finder_in_front(framework, repair, meta_path, kind):
     if kind == "asks the path finder":
         # It keeps ours from hearing of the import. No silence then, and apply() goes to the front again.
         assert _statuses(made) == {Status.FAILED}
-        assert "imported past the import hooks; call apply() again" in next(iter(made.report())).reason
+        assert "imported without the import hooks; call apply() again" in next(iter(made.report())).reason
         made.apply()
     assert _statuses(made) == {Status.APPLIED}
     assert module.add(2, 1) == FIXED

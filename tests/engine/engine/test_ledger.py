@@ -287,7 +287,7 @@ def test_what_cannot_be_taken_off_is_failed_and_says_so_until_it_is_off(framewor
     made.apply(only="fw-a")
     patched, theirs = f.__code__, (lambda: "theirs").__code__
     f.__code__ = theirs
-    stuck = f"but not taken off: other code has changed {framework.path('mod:f')} since it was patched"
+    stuck = f"but not reverted: other code has changed {framework.path('mod:f')} after it was patched"
 
     def row(report):
         return report["fw-a"].status.value, report["fw-a"].reason
@@ -311,7 +311,7 @@ def test_nothing_is_put_on_code_that_others_have_changed_since(framework, engine
     f.__code__ = theirs = (lambda: "theirs").__code__
     row = made.apply(only="fw-b")["fw-b"]
     assert row.status is Status.REFUSED
-    assert f"{framework.path('mod:f')}, patched by fw-a, was changed by other code since" in row.reason
+    assert f"other code has changed {framework.path('mod:f')} after fw-a patched it" in row.reason
     assert f.__code__ is theirs
 
 
@@ -323,7 +323,7 @@ def test_two_targets_that_are_one_function(framework, engine, changes, monkeypat
     patch = framework.patch(first, Rewrite(framework.path("again:f"), '"old b"', '"a new b"'))
     row = engine(patch).apply()[patch.name]
     assert row.status is Status.REFUSED
-    assert f"is a function that another change of {patch.name} has as its target" in row.reason
+    assert f"is also the target of another change of {patch.name}" in row.reason
     assert module.f() == OLD
 
 
@@ -429,7 +429,7 @@ def test_reload_patches_the_new_function_and_revert_gives_both_back(framework, e
 
 # An import that began in another thread just before the hook was armed, or ends just now, may be reported so. That is
 # honest (nothing is called applied), and the next apply() settles it.
-MISSED = "was imported past the import hooks; call apply() again"
+MISSED = "was imported without the import hooks; call apply() again"
 
 
 def test_threads_apply_revert_import_and_call(framework, engine, changes):

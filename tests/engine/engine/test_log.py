@@ -157,9 +157,9 @@ def test_that_a_run_meets_a_bug_is_a_warning_once(acting, said, monkeypatch, ask
     assert _acted(said) == [], "nothing is wrong"
     for tokens in ([1, 2, 3], [1, 2, 3, 4]):
         step(tokens)
-    assert _acted(said) == ["x-step: this run meets the bug (gradient x 1.5), repaired"]
-    (line,) = (text for _, text in said() if "meets" in text)
-    assert line.endswith("; `rlhf-patches explain x-step` says what it is")
+    assert _acted(said) == ["x-step: the bug occurs in this run (gradient x 1.5), repaired"]
+    (line,) = (text for _, text in said() if "occurs" in text)
+    assert line.endswith("; see `rlhf-patches explain x-step`")
 
 
 def test_a_repair_that_cannot_tell_says_once_that_it_runs(acting, said):
@@ -167,7 +167,7 @@ def test_a_repair_that_cannot_tell_says_once_that_it_runs(acting, said):
     assert _acted(said) == [], "it is only there"
     for _ in range(2):
         step([1])
-    assert _acted(said) == ["x-step: its code runs, and whether this run meets the bug cannot be told, repaired"]
+    assert _acted(said) == ["x-step: its code runs, bug condition unknown, repaired"]
 
 
 def test_a_patch_of_several_functions_says_once_that_it_runs(framework, engine, said):
@@ -194,7 +194,7 @@ def test_what_changes_no_results_or_was_acknowledged_or_is_of_another_rank_says_
 
 def test_who_acknowledges_what_is_no_patch_is_told(engine, patches, monkeypatch):
     monkeypatch.setenv("RLHF_PATCHES_ACKNOWLEDGED", "x-goood")
-    with pytest.raises(SettingsError, match="ACKNOWLEDGED names 'x-goood', which is no patch; did you mean 'x-good'"):
+    with pytest.raises(SettingsError, match="names 'x-goood', which is not a patch; did you mean 'x-good'"):
         engine(*patches).apply()
 
 
@@ -217,8 +217,8 @@ def test_an_advice_is_a_warning_once_in_a_process_that_imports_the_code(
     monkeypatch.delenv("RLHF_PATCHES_STRICT")
     assert made.apply()["x-advice"].status is Status.ADVICE
     found = [text for level, text in said() if level == "WARNING" and "advice" in text]
-    there = f"{framework.distribution} 1.0 has a known bug that nothing here repairs"
-    assert found == [f"x-advice: {there}; `rlhf-patches explain x-advice` says what to do"]
+    there = f"{framework.distribution} 1.0 has a known bug without a repair"
+    assert found == [f"x-advice: {there}; see `rlhf-patches explain x-advice`"]
 
 
 def test_an_advice_with_a_condition_is_a_warning_when_the_run_meets_its_bug(framework, engine, said):
@@ -232,16 +232,12 @@ def test_an_advice_with_a_condition_is_a_warning_when_the_run_meets_its_bug(fram
     made.apply()
     module = framework.load("good")
     assert (module.add(3, 1), warnings(said)) == (2, [])
-    assert (
-        str(made.report()["x-advice"].reached) == "reached 1 time, never with the bug's condition: not affected so far"
-    )
+    assert str(made.report()["x-advice"].reached) == "called 1 time; bug condition true in 0: not affected so far"
     assert [module.add(1, 3), module.add(1, 4)] == [-2, -3]
-    line = (
-        "x-advice: this run meets the bug, which nothing here repairs; `rlhf-patches explain x-advice` says what to do"
-    )
+    line = "x-advice: the bug occurs in this run, without a repair; see `rlhf-patches explain x-advice`"
     assert warnings(said) == [line]
     made.end()
-    assert said()[-1] == ("INFO", "met and not repaired: x-advice")
+    assert said()[-1] == ("INFO", "occurred and not repaired: x-advice")
     code = module.add.__code__
     made.revert()
     assert module.add.__code__ is not code
@@ -278,10 +274,10 @@ def test_a_run_reads_at_its_end_what_it_met(training, said, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py"])
     assert information(said) == []
     made.end()
-    assert information(said) == ["none of 1 repaired bug was met"]
+    assert information(said) == ["none of 1 repaired bug occurred"]
     step([1, 2, 3, 4])
     made.end()
-    assert information(said)[1:] == ["1 of 1 repaired bug was met: x-step (gradient x 2)"]
+    assert information(said)[1:] == ["1 of 1 repaired bug occurred: x-step (gradient x 2)"]
 
 
 def information(said):
@@ -296,7 +292,7 @@ def test_what_a_run_reads_has_a_prefix_unless_the_application_logs(training, fra
     monkeypatch.setattr(ours, "level", logging.NOTSET)
     step([1])
     where = f"{framework.distribution} 1.0"
-    assert capfd.readouterr().err == f"[rlhf_patches] {log.__version__}: 1 repair is on ({where})\n"
+    assert capfd.readouterr().err == f"[rlhf_patches] {log.__version__}: 1 patch is applied ({where})\n"
     root.handlers.append(logging.NullHandler())
     made.end()
     assert capfd.readouterr().err == ""

@@ -92,12 +92,12 @@ def reached(made, patch):
 def test_calls_are_counted(make, kind, qualname):
     made, module, patch = make(kind, qualname)
     step = module.step if qualname == "step" else module.Model().step
-    assert str(reached(made, patch)) == "never reached"
+    assert str(reached(made, patch)) == "never called"
     assert [step([2, 3]), step([4], scale=2)] == [6, 6]
     row = made.report()[patch.name]
-    assert (row.status, row.reached.calls, str(row.reached)) == (Status.APPLIED, 2, "reached 2 times")
+    assert (row.status, row.reached.calls, str(row.reached)) == (Status.APPLIED, 2, "called 2 times")
     assert row.to_dict()["reached"] == {"calls": 2}
-    assert "reached 2 times" in str(made.report())
+    assert "called 2 times" in str(made.report())
     made.revert()
     step([1])
     assert reached(made, patch) is None
@@ -124,15 +124,15 @@ def test_a_condition_is_told(make, kind):
     made, module, patch = make(kind, condition="uneven")
     for tokens in ([2], [2, 3]):
         module.step(tokens)
-    assert str(reached(made, patch)) == "reached 2 times, never with the bug's condition: not affected so far"
+    assert str(reached(made, patch)) == "called 2 times; bug condition true in 0: not affected so far"
     module.step([1, 2, 3])
-    assert str(reached(made, patch)) == "reached 3 times, with the bug's condition in 1 (divisor x 1.5)"
+    assert str(reached(made, patch)) == "called 3 times; bug condition true in 1 (divisor x 1.5)"
     module.step([1, 2, 3, 4])
     for _ in range(2):
         assert module.step([0]) == 1, "a condition that fails is not the run's business"
     module.step([1])
     found = reached(made, patch)
-    assert str(found).endswith("in 2 of the 4 in which it could be told (divisor x 1.5 to 2)")
+    assert str(found).endswith("in 2 of 4 known (divisor x 1.5 to 2)")
     assert found.to_dict() == {
         **{"calls": 7, "asked": 4, "held": 2},
         **{"least": 1.5, "most": 2.0, "measure": "divisor x"},
@@ -142,14 +142,14 @@ def test_a_condition_is_told(make, kind):
 def test_where_it_cannot_be_told(make):
     made, module, patch = make(condition="uneven")
     module.step([1])
-    assert str(reached(made, patch)) == "reached 1 time; whether the bug's condition held could not be told"
+    assert str(reached(made, patch)) == "called 1 time; bug condition unknown"
 
 
 @pytest.mark.parametrize("condition", ["of_nothing", "not_there"])
 def test_a_condition_that_cannot_be_asked_leaves_the_patch(make, condition):
     made, module, patch = make(condition=condition)
     assert module.step([2]) == 3
-    assert str(reached(made, patch)) == "reached 1 time"
+    assert str(reached(made, patch)) == "called 1 time"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -161,7 +161,7 @@ def test_observing_changes_nothing(make, monkeypatch, kind, loaded):
     assert module.Model().step([5], scale=2) == 3, "as released"
     row = made.report()[patch.name]
     assert (row.status, row.reached.calls) == (Status.OBSERVED, 1)
-    assert row.reason.endswith("; left as released and counted: RLHF_PATCHES_OBSERVE")
+    assert row.reason.endswith("; only counted, not repaired (RLHF_PATCHES_OBSERVE)")
     assert not made.in_force(patch.name)
     assert made.apply()[patch.name].status is Status.OBSERVED
     monkeypatch.delenv("RLHF_PATCHES_OBSERVE")
@@ -181,9 +181,9 @@ def test_what_is_observed_is_said_once_and_kept(make, monkeypatch, caplog):
     assert changed == []
     for _ in range(3):
         assert module.step([1, 2, 3]) == 5
-    assert changed == ["reached 2 times, with the bug's condition in 1 (divisor x 1.5)"]
-    (said,) = (record.getMessage() for record in caplog.records if "this run meets the bug" in record.getMessage())
-    met = "this run meets the bug (divisor x 1.5), left as released (RLHF_PATCHES_OBSERVE)"
+    assert changed == ["called 2 times; bug condition true in 1 (divisor x 1.5)"]
+    (said,) = (record.getMessage() for record in caplog.records if "the bug occurs in this run" in record.getMessage())
+    met = "the bug occurs in this run (divisor x 1.5), not repaired (RLHF_PATCHES_OBSERVE)"
     assert said.startswith(f"{patch.name}: {met}; ")
 
 
@@ -193,7 +193,7 @@ def test_a_repair_decides_where_the_arguments_could_not_tell(make):
     for found in (False, 4.0, True):
         decided(patch.name, found)
         module.step([1])
-    assert str(reached(made, patch)).endswith("in 2 of the 3 in which it could be told (divisor x 4)")
+    assert str(reached(made, patch)).endswith("in 2 of 3 known (divisor x 4)")
     decided("no-such-patch", True)
 
 
@@ -205,9 +205,9 @@ def test_the_repair_alone_may_tell(framework, engine):
     made.apply()
     function = framework.load().f
     function(1)
-    assert str(reached(made, patch)) == "reached 1 time; whether the bug's condition held could not be told"
+    assert str(reached(made, patch)) == "called 1 time; bug condition unknown"
     decided(patch.name, True)
-    assert str(reached(made, patch)) == "reached 1 time, with the bug's condition in 1"
+    assert str(reached(made, patch)) == "called 1 time; bug condition true in 1"
 
 
 def test_a_handler_that_raises_does_not_end_a_run_that_meets_a_bug(make, monkeypatch):
@@ -316,9 +316,9 @@ def test_what_is_pickled_by_value(make, kind, condition, qualname, found):
 def test_a_condition_is_of_a_target(framework):
     change = Rewrite(framework.path("mod:step"), "$A - scale", "$A + scale")
     condition = Condition("elsewhere:step", framework.path("fixes:uneven"))
-    with pytest.raises(DefinitionError, match=r"a condition is of elsewhere:step; expected a target, .*mod:step"):
+    with pytest.raises(DefinitionError, match=r"a condition has the target elsewhere:step; expected one of .*mod:step"):
         dataclasses.replace(framework.patch(change), conditions=(condition,))
     with pytest.raises(DefinitionError, match=r"Condition.predicate is 'nowhere'"):
         Condition("mod:step", "nowhere")
-    with pytest.raises(DefinitionError, match=r"conditions is .*expected a tuple of Condition"):
+    with pytest.raises(DefinitionError, match=r"conditions is .*expected a tuple of one or more Condition"):
         dataclasses.replace(framework.patch(change), conditions=[condition])

@@ -78,9 +78,9 @@ def test_its_life_leaves_what_was_applied_applied(two, monkeypatch):
 
 def test_two_definitions_of_one_name_are_an_error(two):
     other = dataclasses.replace(two.second, name="toy-first")
-    with pytest.raises(SettingsError, match="toy-first is registered by tests, which defines it otherwise"):
+    with pytest.raises(SettingsError, match="tests registers Patch toy-first with a different definition"):
         applied(other).__enter__()
-    with pytest.raises(SettingsError, match="'toy-third', which is no patch"):
+    with pytest.raises(SettingsError, match="'toy-third', which is not a patch"):
         applied("toy-third").__enter__()
 
 

@@ -122,7 +122,7 @@ def test_two_watches_of_one_function_exclude_each_other(framework, engine, watch
     framework.load()
     row = made.apply()["fw-other"]
     assert row.status is Status.REFUSED
-    assert "watched by fw-watch already" in row.reason
+    assert "already watched by fw-watch" in row.reason
     assert not row.is_problem
     assert not row.is_there
 
@@ -163,15 +163,15 @@ def test_a_list_says_that_it_is_one(watch):
 
 def test_its_page_says_what_it_looks_at_and_when_it_speaks(watch):
     page = pages.page(watch)
-    assert "## What it looks at\n\na call\n" in page
-    assert "## When it speaks\n\nnone\n" in page
+    assert "## What it reads\n\na call\n" in page
+    assert "## When it warns\n\nnone\n" in page
     assert "no collective" in page
     assert "Switch it off with `RLHF_PATCHES_DISABLE=fw-watch`." in page
     assert "## Watches" in pages.index([watch])
 
 
 def test_it_has_wraps_alone(framework):
-    with pytest.raises(DefinitionError, match=r"a change that is no Wrap; expected Wraps"):
+    with pytest.raises(DefinitionError, match=r"a change that is not a Wrap; expected only Wraps"):
         framework.watch(Rewrite(framework.path("mod:f"), "1", "2"))
     with pytest.raises(DefinitionError, match=r"observations is 'x': expected 'module:qualified.name'"):
         framework.watch(
@@ -196,4 +196,4 @@ def test_doctor_and_check_say_what_apply_does(framework, watch, patch, first):
     rows = evaluate.inspect(asked)
     assert [rows[name].status for name in ("fw-watch", patch)] == [Status.APPLIES] * 2
     assert rows["fw-other"].status is Status.REFUSED
-    assert "mod:f is watched by fw-watch already" in rows["fw-other"].reason
+    assert "mod:f is already watched by fw-watch" in rows["fw-other"].reason

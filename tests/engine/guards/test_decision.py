@@ -278,11 +278,11 @@ CASES = {
     "version unknown, code of one variant": of_variants(None, ("new", OTHER)),
     "version unknown, code of two variants": of_variants(None),
     "version unknown, one variant is part of another": part_of_another,
-    "beside another package, in its range": neighbour("3.0"),
-    "beside another package, outside its range": neighbour("2.0"),
-    "beside another package, newer than was read": neighbour("6.0"),
-    "beside another package, its version unknown": neighbour(None),
-    "beside another package that is not there": neighbour(None, installed=False),
+    "with another package, in its range": neighbour("3.0"),
+    "with another package, outside its range": neighbour("2.0"),
+    "with another package, newer than reviewed": neighbour("6.0"),
+    "with another package, its version unknown": neighbour(None),
+    "with another package that is not installed": neighbour(None, installed=False),
     "implementation: its module missing": implementation("replace", None),
     "implementation: not in its module": implementation("wrap", "def other(): pass\n"),
     "implementation: cannot be called": implementation("replace", "add = 5\n"),
@@ -369,7 +369,7 @@ def test_independent_modules_are_patched_as_they_are_imported(trainers, engine, 
     one = trainers.framework.load(first)
     (row,) = made.report()
     assert (row.status, one.add(2, 1)) == (Status.APPLIED, 3)
-    assert f"waiting for the import of {trainers.framework.path(second)}, to be patched too" in row.reason
+    assert f"waiting for the import of {trainers.framework.path(second)}, which it also patches" in row.reason
     assert made.apply().patches == (row,)
     other = trainers.framework.load(second)
     (row,) = made.report()
@@ -415,7 +415,8 @@ def test_an_independent_module_that_was_imported_past_the_hooks_shows(trainers, 
     exec(compile(source, spec.origin, "exec", dont_inherit=True), vars(module))
     monkeypatch.setitem(sys.modules, name, module)
     (row,) = made.report()
-    assert (row.status, row.reason) == (Status.FAILED, f"{name} was imported past the import hooks; call apply() again")
+    reason = f"{name} was imported without the import hooks; call apply() again"
+    assert (row.status, row.reason) == (Status.FAILED, reason)
     (row,) = made.apply()
     assert (row.status, module.add(2, 1)) == (Status.APPLIED, 3)
 
@@ -599,7 +600,7 @@ def test_a_reason_never_belongs_to_another_status(world, engine):
     report = made.apply(only=b)
     assert report[b].status is Status.APPLIED
     assert report[a].status is Status.FAILED
-    assert "but not taken off" in report[a].reason
+    assert "but not reverted" in report[a].reason
     mod.add.__code__ = ours
     row = made.apply(only=b)[a]
     assert (row.status, row.reason) == (Status.DISABLED, "not chosen by apply(only=...)")
@@ -632,6 +633,6 @@ def test_functions_elsewhere_are_refused():
     change = Rewrite("somelib.mod:add", "$A - $B", "$A + $B")
     for field in ("where_defined", "unless_defined"):
         with pytest.raises(
-            DefinitionError, match=f"Variant.{field} names other:f: expected functions of what it changes"
+            DefinitionError, match=f"Variant.{field} names other:f: expected functions of the changed modules"
         ):
             Variant(Guard("somelib", ">=1,<2"), (change,), **{field: ("other:f",)})

@@ -144,7 +144,7 @@ def test_without_ast_grep(framework, applied, patch, ship, monkeypatch):
     monkeypatch.setattr(patterns, "_without_ast_grep", None)
     status, reason, _ = applied(patch)
     assert status is Status.FAILED
-    assert "ast_grep_py, which finds the code to rewrite, cannot be imported here: not here" in reason
+    assert "ast_grep_py, which locates the code to rewrite, cannot be imported: not here" in reason
     monkeypatch.setattr(patterns, "_without_ast_grep", None)
 
 

@@ -258,7 +258,7 @@ REFUSED = {
         "x - 1",
         "x",
         {"unless": ("$Y //= $N",)},
-        "contains '$Y //= $N', which repairs it already",
+        "contains '$Y //= $N', which already repairs it",
     ),
     "alongside in another function": (
         "def f(x):\n    return x - 1\ndef g(x): return x + 1\n",
@@ -316,7 +316,7 @@ def test_refused_and_untouched(rewrite, name):
 def test_what_is_no_pattern_is_said_in_one_line(rewrite):
     _, row = rewrite("def f(x):\n    return x\n", "$$$", "x")
     assert row.status is Status.FAILED
-    assert "ast-grep does not take the pattern '$$$': Standalone multi meta variable `$$$`" in row.reason
+    assert "ast-grep rejects the pattern '$$$': Standalone multi meta variable `$$$`" in row.reason
     assert "\n" not in row.reason
 
 

@@ -176,7 +176,7 @@ def test_a_newer_release_that_still_has_the_defect_is_left_alone_and_loud(framew
     (reverted,) = made.revert()
     assert (reverted.status, reverted.needs_attention) == (Status.DISABLED, False)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "This version was not read" in caplog.text
+    assert "This version is not reviewed" in caplog.text
     (static,) = inspect([Registered(framework.patch(change, versions="<1.0"), "tests")])
     assert (static.status, static.unreviewed) == (Status.UNAFFECTED, True)
 

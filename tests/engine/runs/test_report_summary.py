@@ -123,8 +123,8 @@ def test_how_often_a_place_was_reached_in_all(report):
     status, out, err = report(lines)
     assert (status, err) == (0, "")
     assert out.splitlines()[5:8] == [
-        "a-bug: reached 1,008 times, with the bug's condition in 8 (divisor x 0.5) (2 processes)",
-        "never reached: b-bug",
+        "a-bug: called 1,008 times; bug condition true in 8 (divisor x 0.5) (2 processes)",
+        "never called: b-bug",
         "",
     ]
     found, never = json.loads(report(lines, "--json")[1])["reached"]
@@ -137,9 +137,9 @@ def test_how_often_a_place_was_reached_in_all(report):
 
 def test_what_a_killed_process_has_counted_may_be_more(report):
     out = report([reached(0, ended=None, calls=8, asked=8, held=0)])[1]
-    assert "a-bug: reached 8 times, never with the bug's condition: not affected so far (1 process)" in out
+    assert "a-bug: called 8 times; bug condition true in 0: not affected so far (1 process)" in out
     ended = report([reached(0, calls=8, asked=8, held=0)])[1]
-    assert "reached 8 times, never with the bug's condition: this run was not affected (1 process)" in ended
+    assert "called 8 times; bug condition true in 0: this run was not affected (1 process)" in ended
     assert "of processes that were killed or still run, as far as their last lines say" in out
 
 
@@ -225,9 +225,9 @@ def test_an_environment_without_the_framework_has_no_version_to_differ(report):
 
 
 def test_a_newer_release_that_nobody_has_read(report):
-    row = {**line(0)["patches"][0], "status": "unaffected", "unreviewed": True, "reason": "This version was not read"}
+    row = {**line(0)["patches"][0], "status": "unaffected", "unreviewed": True, "reason": "It is not reviewed"}
     status, out, _ = report([line(0, patches=[row])])
-    assert (status, "a-bug unreviewed in 1 (node-a pid 0 rank 0): This version was not read" in out) == (1, True)
+    assert (status, "a-bug unreviewed in 1 (node-a pid 0 rank 0): It is not reviewed" in out) == (1, True)
 
 
 def test_killed_processes_are_counted_and_no_problem(report):

@@ -460,7 +460,7 @@ class Heard(logging.Handler):
         self.messages = []
 
     def emit(self, record):
-        if "this run meets the bug" not in record.getMessage():
+        if "the bug occurs in this run" not in record.getMessage():
             self.messages.append(record.getMessage())
 
 

@@ -110,7 +110,7 @@ def main() -> None:
     found: dict[str, Any] = {"version": trl.__version__}
     for case in options.cases:
         _accumulation._logged.clear()
-        log._said.clear()
+        log._logged.clear()
         before = rlhf_patches.report()[NAME].reached
         with states.heard() as said:
             CASES[case]().train()

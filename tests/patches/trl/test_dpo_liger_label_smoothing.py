@@ -37,7 +37,7 @@ def test_with_liger_there_is_no_smoothing_and_without_it_there_is(run_ranks, ver
     assert "use_liger_loss" in found["before"]["robust"]["refused"], "other types that smooth"
     assert found["reached by the advice"] == {"calls": 3, "asked": 3, "held": 1}, "of sigmoid with Liger alone"
     (line,) = found["said"]
-    assert line.startswith(f"{ADVICE.name}: this run meets the bug, which nothing here repairs; ")
+    assert line.startswith(f"{ADVICE.name}: the bug occurs in this run, without a repair; ")
 
 
 @pytest.mark.exhaustive

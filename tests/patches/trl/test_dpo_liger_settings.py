@@ -139,7 +139,7 @@ def test_the_error_of_exo_pair_is_diagnosed(trained):
 
 def test_it_is_for_the_releases_of_liger_that_take_the_settings():
     """0.8.0's constructor would raise."""
-    beside = PATCH.variants[0].guard.beside
+    beside = PATCH.variants[0].guard.co_installed
     for version in ("0.8.0", "0.8.1"):
         loss = Path(unpacked.folders(f"liger-kernel=={version}"), "liger_kernel", "chunked_loss", "dpo_loss.py")
         assert ("label_smoothing" in loss.read_text()) == (version in SpecifierSet(beside.versions))

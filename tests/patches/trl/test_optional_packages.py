@@ -108,7 +108,7 @@ def test_nothing_is_given_to_the_model(ran):
 def test_beside_transformers_4_nothing_is_changed(ran):
     found = ran("0.21.0", "GRPO", "SFT", "Reward", older=True)
     for name in ("trl-optional-packages", "trl-warnings-issued"):
-        assert found["reasons"][name].startswith("unaffected: trl 0.21.0 is not affected beside transformers 4.57.6")
+        assert found["reasons"][name].startswith("unaffected: trl 0.21.0 is not affected with transformers 4.57.6")
         assert found[name] == found["before"]
     assert found["before"] == found["reverted"]
     assert found["before"]["GRPO"] == found["before"]["Reward"] == "made"

@@ -75,7 +75,7 @@ def test_the_last_trl_that_it_worked_with_gives_the_same_numbers(ran, release):
 
 def test_beside_an_older_trl_nothing_is_changed(ran):
     found = ran("0.7", "0.28.0")
-    assert found["row"].startswith("unaffected: verl 0.7.1 is not affected beside trl 0.28.0")
+    assert found["row"].startswith("unaffected: verl 0.7.1 is not affected with trl 0.28.0")
     assert found["before"] == found["after"] == found["reverted"]
 
 
@@ -107,7 +107,7 @@ def test_where_trl_has_removed_it_every_model_is_prepared(ran, release):
 @pytest.mark.exhaustive
 def test_the_release_that_finds_it_itself_is_left_alone(ran):
     found = ran("0.9", THE_ENVIRONMENTS)
-    assert found["row"].startswith("unaffected: verl 0.9.1 is not affected beside trl 0.29.1")
+    assert found["row"].startswith("unaffected: verl 0.9.1 is not affected with trl 0.29.1")
     assert found["before"] == found["after"] == found["reverted"]
 
 
