@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from types import FunctionType, MethodType
 from typing import Any
 
 logger = logging.getLogger("rlhf_patches")
 
 _RELEASED = ("trl", "transformers", "accelerate")
+_DECORATORS = ("torch", "functools", "contextlib")
+_REHEARSAL = "rlhf_patches.rehearsal.trainer"  # it wraps the trainer's own methods, for one window
 
 
 def others(owner: Any, *names: str, packages: tuple[str, ...] = _RELEASED) -> str:
@@ -27,11 +31,32 @@ def others(owner: Any, *names: str, packages: tuple[str, ...] = _RELEASED) -> st
 
 
 def is_released(function: Any, packages: tuple[str, ...] = _RELEASED) -> bool:
-    """Whether a function's code, or an object's class, belongs to these packages."""
-    module = written_in(function)
-    if module == "rlhf_patches.rehearsal.trainer":  # it wraps the trainer's own, for one window
-        return is_released(function.__wrapped__, packages)
-    return module.partition(".")[0] in packages
+    """Whether a function's code, or an object's class, belongs to these packages.
+
+    A decorator of theirs does not make the function within it theirs, so that has to belong to them as well.
+    """
+    seen, left = list[Any](), [function]
+    while left:
+        function = left.pop()
+        module = written_in(function)
+        if module != _REHEARSAL and module.partition(".")[0] not in (*packages, *(_DECORATORS if seen else ())):
+            return False
+        seen.append(function)
+        left += [each for each in _within(function) if not any(each is other for other in seen)]
+    return True
+
+
+def _within(function: Any) -> Iterator[Any]:
+    """The functions that a wrapper wraps, and those that its closure holds."""
+    function = function.__func__ if isinstance(function, MethodType) else function
+    if not isinstance(function, FunctionType):
+        return
+    if "__wrapped__" in vars(function):
+        yield function.__wrapped__
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it is empty
+            if isinstance(cell.cell_contents, (FunctionType, MethodType)):
+                yield cell.cell_contents
 
 
 def written_in(function: Any) -> str:
