@@ -94,16 +94,16 @@ def _entry(path: str) -> str:
     path = f"rlhf_patches.patches.{path}"
     module, _, name = path.partition(":")
     listed: Listed = getattr(importlib.import_module(module), name).listed(path)
-    variants = "".join(f"        {_said(variant)},\n" for variant in listed.variants)
+    variants = "".join(f"        {_literal(variant)},\n" for variant in listed.variants)
     more = f", {listed.contested!r}" if listed.contested else ""
     more += ", watches=True" * listed.watches
     return f"    Listed({listed.name!r}, {path!r}, (\n{variants}    ){more}),\n"
 
 
-def _said(variant: ListedVariant) -> str:
+def _literal(variant: ListedVariant) -> str:
     """What makes it, without what is as by default."""
-    said = {name: value for name, value in variant._asdict().items() if value != variant._field_defaults.get(name, ...)}
-    return f"ListedVariant({', '.join(f'{name}={value!r}' for name, value in said.items())})"
+    fields = {name: value for name, value in variant._asdict().items() if value != variant._field_defaults.get(name, ...)}
+    return f"ListedVariant({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
 
 def watched(patches: Iterable[KnownBug]) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ SUBCLASS = "the logits are a tensor subclass"
 OVERLAP = "the logits' elements share memory"
 FOREIGN = "the logits' memory is shared with NumPy or another process, or was not allocated by torch"
 KEPT = "the graph is kept for another backward"
-HELD = "something else holds the logits"
+LOGITS_HELD = "something else holds the logits"
 SHARED = "another tensor shares the logits' memory"
 STORAGE_HELD = "something else holds the logits' storage"
 UNPROVEN = "this torch build's reference counts could not be calibrated"
@@ -107,7 +107,7 @@ def _difference(found: tuple[int, ...], lowest: tuple[int, ...]) -> str | None:
         return FOREIGN
     if found[1] != lowest[1]:
         return STORAGE_HELD
-    return HELD if found[3:] != lowest[3:] else SHARED
+    return LOGITS_HELD if found[3:] != lowest[3:] else SHARED
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:

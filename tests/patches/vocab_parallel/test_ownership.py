@@ -253,7 +253,7 @@ def test_another_function_has_saved_them(problem, other, before):
     del logits
     loss.backward()
     assert torch.equal(problem.taken(), wanted)
-    assert counters.observed() == out_of_place(ownership.HELD)
+    assert counters.observed() == out_of_place(ownership.LOGITS_HELD)
     saved[0].backward()
     assert torch.equal(problem.taken(), of_other)
 
@@ -297,7 +297,7 @@ def test_entropy_and_log_probability_in_one_loss(problem, before, order):
     # Autograd adds the two up before it doubles them, in the logits' dtype; above it was the other way round.
     tolerance = 2 * torch.finfo(problem.leaf.dtype).eps * a.abs().max().item()
     torch.testing.assert_close(problem.taken(), a + b, rtol=0, atol=tolerance)
-    assert counters.observed() == {**IN_PLACE, **out_of_place(ownership.HELD)}
+    assert counters.observed() == {**IN_PLACE, **out_of_place(ownership.LOGITS_HELD)}
 
 
 def test_the_graph_is_kept(problem):
@@ -328,7 +328,7 @@ def test_several_outputs(problem):
     del logits
     (found,) = torch.autograd.grad([one, two], [problem.leaf])
     assert torch.equal(found, wanted * 2)
-    assert counters.observed() == {**IN_PLACE, **out_of_place(ownership.HELD)}
+    assert counters.observed() == {**IN_PLACE, **out_of_place(ownership.LOGITS_HELD)}
 
 
 def test_gradients_of_the_logits_themselves(problem):
@@ -339,7 +339,7 @@ def test_gradients_of_the_logits_themselves(problem):
     assert torch.equal(of_logits * 2, wanted)
     assert torch.equal(of_leaf, wanted)
     assert torch.equal(logits, before)
-    assert counters.observed() == out_of_place(ownership.HELD)
+    assert counters.observed() == out_of_place(ownership.LOGITS_HELD)
 
 
 class Subclass(torch.Tensor):
@@ -501,7 +501,7 @@ def test_another_thread_holds_them(problem):
     thread.join()
     assert torch.equal(seen[0], before)
     assert torch.equal(problem.taken(), wanted)
-    assert counters.observed() == out_of_place(ownership.HELD)
+    assert counters.observed() == out_of_place(ownership.LOGITS_HELD)
 
 
 def test_many_threads_at_once(problem):
