@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
+from .. import _released
 from . import group_learning_rates
 
 
@@ -85,3 +87,59 @@ def rates_of_groups(self: Any, optimizer: Any, warmup_max_lr: Any) -> bool | Non
         return None
     rates = [group["lr"] for group in optimizer.param_groups]
     return len({*rates}) > 1 if all(isinstance(rate, (int, float)) for rate in rates) else None
+
+
+def reduces_before_it_adds(self: Any) -> bool | None:
+    """Whether an engine reduces over several ranks, and adds the last micro-batch's gradients only afterwards.
+
+    None with DeepCompile, and if a user's function reduces, which may add them first.
+    """
+    try:
+        if not _is_a(self.optimizer, "bf16_optimizer", "BF16_Optimizer"):
+            return False
+        if not _reduces(self) or self.optimizer.immediate_grad_update or not self.is_gradient_accumulation_boundary():
+            return False
+        if max(self.optimizer.partition_count, default=1) == 1:
+            return False
+        # known: the module it was written in, whatever its name is
+        own = _released.written_in(self.allreduce_gradients).startswith("deepspeed.")
+        return True if own and not self.is_deepcompile_active() else None
+    except AttributeError:  # such as that of an optimizer without parameters
+        return None
+
+
+def counts_several_times(self: Any, scale_wrt_gas: bool) -> float | bool | None:
+    """The factor of a micro-batch whose loss is not divided by the accumulation steps; None with DeepCompile."""
+    try:
+        asked = self.scale_wrt_gas
+        steps = self.gradient_accumulation_steps()
+        if not (scale_wrt_gas if asked is None else asked) or steps == 1 or _reduces(self):
+            return False
+        # 0.16.6 and later, before and since 0.18.0
+        compiled = getattr(self, "is_deepcompile_active", None) or getattr(self, "is_deepcompile_enabled", None)
+        return None if compiled is not None and compiled() else float(steps)
+    except AttributeError:
+        return None
+
+
+def divided_again(self: Any, grad: Any) -> float | bool | None:
+    """The factor of a pipeline stage's gradient, which each later stage has divided by the accumulation steps."""
+    if grad is None or not getattr(self, "_scale_wrt_gas", True):
+        return False
+    if not _is_a(self, "pipe.engine", "PipelineEngine"):
+        return False
+    try:
+        steps, later = self.gradient_accumulation_steps(), self.num_stages - 1 - self.stage_id
+    except AttributeError:
+        return None
+    return False if steps == 1 or later == 0 else float(steps**-later)
+
+
+def _reduces(engine: Any) -> bool:
+    return bool(engine.enable_backward_allreduce and not engine.inside_no_sync_ctxt)
+
+
+def _is_a(thing: Any, module: str, name: str) -> bool:
+    """Whether something is of a class of DeepSpeed's; nothing is if its module is not loaded."""
+    kind = getattr(sys.modules.get(f"deepspeed.runtime.{module}"), name, None)
+    return kind is not None and isinstance(thing, kind)

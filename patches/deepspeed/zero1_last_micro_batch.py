@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 from .. import _released
 
@@ -84,4 +84,5 @@ its learning rate again. Checkpoints reflect the gradients they were trained on;
         ),
     ),
     obsolete_when="when the oldest DeepSpeed in use is 0.19.0",
+    conditions=(Condition(_EPILOGUE, f"{__package__}._conditions:reduces_before_it_adds"),),
 )

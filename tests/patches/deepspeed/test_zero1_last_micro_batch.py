@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from rlhf_patches.patches.deepspeed.proofs import zero1_last_micro_batch_ranks
+from rlhf_patches.patches.deepspeed._conditions import reduces_before_it_adds
+from rlhf_patches.patches.deepspeed.proofs import steps, zero1_last_micro_batch_ranks
 from rlhf_patches.patches.deepspeed.zero1_last_micro_batch import comes_first
 from tests.harness.forkserver import beside
 
@@ -70,6 +72,13 @@ def test_reverted_it_is_deepspeed_s_own_again(reports):
         assert report["reverted"] == report["before"]
 
 
+def test_a_run_is_told_whether_it_was_affected(reports):
+    """Once in each step of a case that is wrong, and in nothing else."""
+    for report in reports:
+        reached = report["reached"]
+        assert reached["asked"] == reached["calls"] > reached["held"] == len(WRONG) * steps.STEPS
+
+
 @pytest.mark.exhaustive
 def test_on_0_18_4_it_changes_nothing(run_ranks):
     """Which has another optimizer there."""
@@ -110,3 +119,46 @@ def test_an_engine_that_reduces_by_a_function_of_its_own_is_left_as_released(cap
     assert not comes_first(Own())
     assert not comes_first(SimpleNamespace(allreduce_gradients=print, global_rank=1))
     assert caplog.messages == []
+
+
+def test_what_is_told_of_an_engine(monkeypatch):
+    class Optimizer(SimpleNamespace):
+        """DeepSpeed's, by the name under which it is looked up."""
+
+    def told(change=None, missing=None):
+        written = {"__name__": "deepspeed.runtime.engine"}
+        exec("def allreduce_gradients(): ...", written)
+        optimizer = {"immediate_grad_update": False, "partition_count": [2]}
+        engine = {
+            "optimizer": optimizer,
+            "enable_backward_allreduce": True,
+            "inside_no_sync_ctxt": False,
+            "is_gradient_accumulation_boundary": lambda: True,
+            "allreduce_gradients": written["allreduce_gradients"],
+            "is_deepcompile_active": lambda: False,
+        }
+        for name, value in (change or {}).items():
+            (optimizer if name in optimizer else engine)[name] = value
+        for names in (optimizer, engine):
+            names.pop(missing, None)
+        if isinstance(engine.get("optimizer"), dict):
+            engine["optimizer"] = Optimizer(**optimizer)
+        return reduces_before_it_adds(SimpleNamespace(**engine))
+
+    module = "deepspeed.runtime.bf16_optimizer"
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(BF16_Optimizer=Optimizer))
+    assert told() is True
+    for name, value in {
+        "optimizer": None,
+        "immediate_grad_update": True,
+        "partition_count": [1, 1],
+        "enable_backward_allreduce": False,
+        "inside_no_sync_ctxt": True,
+        "is_gradient_accumulation_boundary": lambda: False,
+    }.items():
+        assert told({name: value}) is False, name
+        assert told(missing=name) is None, name
+    assert told({"allreduce_gradients": lambda: None}) is told({"is_deepcompile_active": lambda: True}) is None
+    assert told(missing="allreduce_gradients") is told(missing="is_deepcompile_active") is None
+    monkeypatch.delitem(sys.modules, module)
+    assert told() is False
