@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 from .. import _released
+from . import _load_balancing
 
 _NAME = "megatron-core-moe-auxiliary-global"
 # verl (for its router replay) and mcore-bridge have their own `routing`, which passes the loss on.
 _MEGATRON = ("megatron", "mcore_bridge", "verl", "rlhf_patches")
-_WEIGHING = ("routing", "get_aux_loss_coeff", "attach_and_log_load_balancing_loss")
+_WEIGHING = (
+    *("forward", "routing", "get_aux_loss_coeff", "is_aux_loss_enabled"),
+    *("_apply_global_aux_loss", "attach_and_log_load_balancing_loss"),
+)
+_OF_MODULE = (
+    *("switch_load_balancing_loss_func", "compute_routing_scores_for_aux_loss"),
+    *("get_tokens_per_expert_and_token_count", "reduce_from_tensor_model_parallel_region"),
+)
+"""Functions of the router's module, in one release or another."""
 
 
 def is_megatrons(router: Any) -> bool:
-    """Whether the loss's weight is Megatron's own: a user's code may already multiply it by the ranks."""
-    balancing = vars(sys.modules["megatron.core.transformer.moe.router"]).get("switch_load_balancing_loss_func")
+    """Whether there is this loss, and its weight is Megatron's own: a user's may already be multiplied by the ranks.
+
+    A router without the loss may have no groups.
+    """
+    groups = (getattr(router, name, None) for name in ("tp_dp_cp_group", "tp_cp_group"))
+    if "global_aux_loss" not in (getattr(router, "routing_type", None) or ()) or None in groups:
+        return False
     # known: from attributes that no decorator copies
-    other = _released.others(router, *_WEIGHING, packages=_MEGATRON)
-    if not _released.is_released(balancing, _MEGATRON):
-        other = "switch_load_balancing_loss_func"
+    other = _released.others(router, *_WEIGHING, packages=_MEGATRON) or _load_balancing.replaced(*_OF_MODULE)
     if other:
         _released.stays(_NAME, f"{other} is not Megatron's own", "load balancing")
     return not other
@@ -75,9 +86,12 @@ With one data-parallel rank, for the other balancing losses and for the z-loss, 
 `--calculate-per-token-loss` with a padding mask is not affected: its number of tokens is already that of all ranks as
 released.
 
-The patch does not change a router whose weight of the loss comes from a user's own code, which may have the repair. It
-does not repair that each expert's share of tokens covers the micro-batches so far in a step, or that ranks count as
-having equal numbers of tokens without a mask.""",
+The patch does not change a router if one of the functions that weigh, compute or attach this loss, including `routing`
+and `forward`, is your own, because it may have the repair. It logs one warning then. The patch does not recognise a
+repair in your own plugin of rlhf-patches: disable the patch if you use such a plugin.
+
+The patch does not repair that each expert's share of tokens covers the micro-batches so far in a step, or that ranks
+count as having equal numbers of tokens without a mask.""",
     changes_numbers="""\
 Since megatron-core 0.15.0, `global_aux_loss` had 1 / DP of the configured weight; all other gradients were right. With
 the patch, it has the full weight. To keep the balance of a run that was tuned without the patch, divide its coefficient

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 from .. import _released
+from . import _load_balancing
 
 _NAME = "megatron-core-moe-auxiliary-padding"
 _MARK = "_rlhf_patches_of_all_ranks"
 _UNMARKED = object()
 _MEGATRON = ("megatron",)
 _SCALING = (
+    "forward",
     "routing",
     "attach_and_log_load_balancing_loss",
     "get_aux_loss_coeff",
@@ -23,7 +24,6 @@ _SCALING = (
 )
 _SCORING = ("compute_routing_scores_for_aux_loss", "switch_load_balancing_loss_func")
 """Functions of the router's module."""
-_ATTACHING = ("forward", "backward", "set_loss_scale")
 
 
 def of_all_ranks(tokens: Any, own: Any, every: Any) -> Any:
@@ -62,23 +62,11 @@ def ranks_of(router: Any, scaler: Any, tokens: Any, group: Any) -> int:
     ranks = int(group.size())
     if ranks == 1 or not _marked(tokens):
         return ranks
-    other = _released.others(router, *_SCALING, packages=_MEGATRON) or _replaced(scaler)
+    other = _released.others(router, *_SCALING, packages=_MEGATRON)
+    other = other or _load_balancing.replaced(*_SCORING, scaler=scaler)
     if other:
         _released.stays(_NAME, f"{other} is not Megatron's own", "load balancing")
     return ranks if other else 1
-
-
-def _replaced(scaler: Any) -> str:
-    """The first function of the router's module, or the class that attaches losses, that is a user's; else empty."""
-    module = sys.modules.get("megatron.core.transformer.moe.router")
-    for name in _SCORING:
-        if not _released.is_released(getattr(module, name, None), _MEGATRON):
-            return name
-    # known: only a class of Megatron's own has this module name, and it inherits torch's `apply`
-    own = str(getattr(scaler, "__module__", "")).startswith("megatron.") and "apply" not in vars(scaler)
-    if own and all(_released.is_released(getattr(scaler, name), _MEGATRON) for name in _ATTACHING):
-        return ""
-    return "MoEAuxLossAutoScaler"
 
 
 def _marked(tokens: Any) -> bool:
@@ -120,10 +108,10 @@ Without a mask, without `--calculate-per-token-loss`, and with TP and CP of 1, r
 of tokens that your own router or your own repair counts on each rank or divides is not affected. The z-loss, which is
 right with a mask, is not affected.
 
-The patch does not change a router if its functions for these losses, including `routing`, or `MoEAuxLossAutoScaler`,
-`compute_routing_scores_for_aux_loss` or `switch_load_balancing_loss_func`, are not Megatron's own, because they may
-divide the loss. It logs one warning then. It does not repair the `global_aux_loss` coefficient, which is 1 / DP of the
-configured one without a mask: `megatron-core-moe-auxiliary-global` repairs that.""",
+The patch does not change a router if its functions for these losses, including `routing` and `forward`, or
+`MoEAuxLossAutoScaler`, `compute_routing_scores_for_aux_loss` or `switch_load_balancing_loss_func`, are not Megatron's
+own, because they may divide the loss. It logs one warning then. It does not repair the `global_aux_loss` coefficient,
+which is 1 / DP of the configured one without a mask: `megatron-core-moe-auxiliary-global` repairs that.""",
     references=("https://github.com/NVIDIA/Megatron-LM/issues/7452",),
     variants=(
         # main had version 0.20.0 on 2026-08-22, and had the defect.

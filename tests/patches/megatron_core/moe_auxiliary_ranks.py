@@ -160,16 +160,6 @@ def scaled_down(scale: torch.Tensor) -> None:
     scaling(scale / parallel_state.get_tensor_model_parallel_world_size())
 
 
-def with_a_part(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Another one, by the coefficient."""
-    coefficient = self.config.moe_aux_loss_coeff
-    self.config.moe_aux_loss_coeff = coefficient / self.tp_cp_group.size()
-    try:
-        return routing(self, *args, **kwargs)
-    finally:
-        self.config.moe_aux_loss_coeff = coefficient
-
-
 def times_replicas(self: Any, kind: str) -> float:
     """A repair of a user's own of what is over all ranks."""
     return weighing(self, kind) * parallel_state.get_data_parallel_world_size()
@@ -181,14 +171,87 @@ def attached_times_replicas(self: Any, probs: Any, coefficient: float, loss: Any
     return attaching(self, probs, coefficient * replicas, loss * replicas, *args, **kwargs)
 
 
+def scores_times_replicas(function: Any) -> Any:
+    """Another one, around Megatron's own: the scores, which are of the router's method the third argument."""
+
+    def own(self: Any, probs: Any, scores: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(self, probs, scores * parallel_state.get_data_parallel_world_size(), *args, **kwargs)
+
+    return own
+
+
+def found_times_replicas(name: str, place: int) -> Any:
+    """Another one, around a function of the router's module, if the release has it: one of what it gives."""
+    real: Any = getattr(importlib.import_module("megatron.core.transformer.moe.router"), name, None)
+
+    def own(*args: Any, **kwargs: Any) -> Any:
+        found = list(real(*args, **kwargs))
+        found[place] = found[place] * parallel_state.get_data_parallel_world_size()
+        return tuple(found)
+
+    return own
+
+
+def scaled_up(scale: torch.Tensor) -> None:
+    """Another one, by the scale that Megatron's schedule sets."""
+    scaling(scale * parallel_state.get_data_parallel_world_size())
+
+
+class ScalerUp:
+    """Another one."""
+
+    backward = None
+    set_loss_scale = staticmethod(lambda scale: scaling(scale))
+
+    @staticmethod
+    def apply(activation: Any, loss: Any) -> Any:
+        real = importlib.import_module("megatron.core.transformer.moe.moe_utils").MoEAuxLossAutoScaler
+        return real.apply(activation, loss * parallel_state.get_data_parallel_world_size())
+
+
+def by_the_coefficient(function: Any, group: str, divide: bool) -> Any:
+    """Another one, around the router's method."""
+
+    def own(self: Any, *args: Any, **kwargs: Any) -> Any:
+        coefficient, ranks = self.config.moe_aux_loss_coeff, getattr(self, group).size()
+        self.config.moe_aux_loss_coeff = coefficient / ranks if divide else coefficient * ranks
+        try:
+            return function(self, *args, **kwargs)
+        finally:
+            self.config.moe_aux_loss_coeff = coefficient
+
+    return own
+
+
+def without_a_group(self: Any, *args: Any, **kwargs: Any) -> None:
+    """A router as of a caller whose groups are not all there."""
+    making(self, *args, **kwargs)
+    self.tp_dp_cp_group = None
+
+
 weighing = importlib.import_module("megatron.core.transformer.moe.router").TopKRouter.get_aux_loss_coeff
-routing = importlib.import_module("megatron.core.transformer.moe.router").TopKRouter.routing
+router: Any = importlib.import_module("megatron.core.transformer.moe.router").TopKRouter
+making, routing, forward, balancing = router.__init__, router.routing, router.forward, router._apply_global_aux_loss
 scaling = importlib.import_module("megatron.core.transformer.moe.router").MoEAuxLossAutoScaler.set_loss_scale
 USERS: dict[str, tuple[str, Any]] = {
     "loss": ("switch_load_balancing_loss_func", divided("switch_load_balancing_loss_func")),
     "scores": ("compute_routing_scores_for_aux_loss", divided("compute_routing_scores_for_aux_loss")),
     "scale": ("MoEAuxLossAutoScaler.set_loss_scale", staticmethod(scaled_down)),
-    "routing": ("TopKRouter.routing", with_a_part),
+    "routing": ("TopKRouter.routing", by_the_coefficient(routing, "tp_cp_group", divide=True)),
+    "forward": ("TopKRouter.forward", by_the_coefficient(forward, "tp_cp_group", divide=True)),
+    "forward up": ("TopKRouter.forward", by_the_coefficient(forward, "tp_dp_cp_group", divide=False)),
+    "whole": ("TopKRouter._apply_global_aux_loss", scores_times_replicas(balancing)),
+    "scores up": (
+        "compute_routing_scores_for_aux_loss",
+        found_times_replicas("compute_routing_scores_for_aux_loss", 1),
+    ),
+    "counts up": (
+        "get_tokens_per_expert_and_token_count",
+        found_times_replicas("get_tokens_per_expert_and_token_count", 0),
+    ),
+    "scale up": ("MoEAuxLossAutoScaler.set_loss_scale", staticmethod(scaled_up)),
+    "scaler up": ("MoEAuxLossAutoScaler", ScalerUp),
+    "alone": ("TopKRouter.__init__", without_a_group),
     "own": ("get_tokens_per_expert_and_token_count", counted_by_a_user),
     "place": ("get_tokens_per_expert_and_token_count", divided_in_place),
     "attach": ("TopKRouter.attach_and_log_load_balancing_loss", attached_in_parts),

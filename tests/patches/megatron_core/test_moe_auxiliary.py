@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rlhf_patches.patches import _released
 from rlhf_patches.patches.megatron_core._conditions import parts_of_a_sequence, tokens_of_a_rank, z_loss_of_a_rank
+from rlhf_patches.patches.megatron_core.moe_auxiliary_global import is_megatrons
 from tests.harness.forkserver import MEGATRON, megatron
 
 WORKER = "tests.patches.megatron_core.moe_auxiliary_ranks"
@@ -34,7 +36,7 @@ RULE_COVERAGE = {
         "test_other_losses_than_that_over_all_ranks",
         "test_padding",
     ),
-    "does not change a router whose weight": "test_a_weight_of_ones_own_over_all_ranks_is_not_multiplied_again",
+    "does not change a router if one of": "test_a_weight_of_ones_own_over_all_ranks_is_not_multiplied_again",
     "does not change a router if its functions": "test_padding",
     "is as before": "test_a_loss_over_all_ranks",  # what is logged
 }
@@ -152,7 +154,7 @@ def test_the_repaired_release_is_right_by_itself(run, reference):
 # ------------------------------------------------------------------------------------- a padding mask, from 0.19 on
 
 
-HOW = ("place", "attach", "scaler", "loss", "scores", "scale", "routing")
+HOW = ("place", "attach", "scaler", "loss", "scores", "scale", "routing", "forward")
 
 
 def test_padding(run, reference):
@@ -205,6 +207,9 @@ def test_padding_on_one_rank(run, reference):
 # ------------------------------------------------------------------------------------- a loss over all ranks
 
 
+TIMES_REPLICAS = (*("weight", "replicas", "whole", "forward up", "scores up", "counts up", "scale up", "scaler up"),)
+
+
 @pytest.mark.parametrize(
     ("ranks", "tp", "release"),
     [
@@ -253,7 +258,7 @@ def test_a_loss_over_all_ranks_of_one_replica(run, reference, ranks, tp):
 
 
 def test_a_weight_of_ones_own_over_all_ranks_is_not_multiplied_again(run, reference):
-    cases = ("global/mean/1/mask/weight", "global/mean/1/mask/replicas")
+    cases = tuple(f"global/mean/1/mask/{how}" for how in TIMES_REPLICAS)
     for report in run(GLOBAL, *cases):
         for case in cases:
             assert report["after"][case] == report["before"][case]
@@ -261,8 +266,23 @@ def test_a_weight_of_ones_own_over_all_ranks_is_not_multiplied_again(run, refere
 
 
 def test_other_losses_than_that_over_all_ranks(run):
-    for report in run(GLOBAL, "aux/mean/1", "seq/mean/1", "z/mean/1", "aux/token/1"):
+    """A router without that loss may have no group for it."""
+    for report in run(GLOBAL, "aux/mean/1", "seq/mean/1", "z/mean/1", "aux/token/1", "aux/mean/1/mask/alone"):
         assert report["after"] == report["before"]
+
+
+@pytest.mark.parametrize("kinds", ["aux_loss", ["aux_loss", "seq_aux_loss"], None])
+def test_of_a_router_without_a_loss_over_all_ranks_nothing_is_said(kinds, caplog):
+    """Whose own weight is of another loss, which other patches repair."""
+    _released.stays.cache_clear()
+    one = SimpleNamespace(size=lambda: 1)
+    own = SimpleNamespace(get_aux_loss_coeff=lambda kind: 0.01, tp_dp_cp_group=one, tp_cp_group=one)
+    own.routing_type = kinds
+    assert not is_megatrons(own)
+    assert caplog.messages == []
+    own.routing_type = "global_aux_loss"
+    assert not is_megatrons(own)
+    assert "get_aux_loss_coeff is not Megatron's own: load balancing stays as released" in caplog.text
 
 
 # ------------------------------------------------------------------------------------- a mean over each micro-batch
