@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 
 def divides(engine: Any) -> bool:
@@ -81,4 +81,5 @@ checkpoints; for some steps, Adam's moments in them are those of the smaller gra
         ),
     ),
     obsolete_when="when the oldest DeepSpeed in use is 0.19.3",
+    conditions=(Condition(_SCALE, f"{__package__}._conditions:divided_again", "gradient x"),),
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
+_BACKWARD = "deepspeed.runtime.engine:DeepSpeedEngine.backward"  # before 0.16.5
 _PROLOGUE = "deepspeed.runtime.engine:DeepSpeedEngine._backward_prologue"
 _REDUCES = "self.enable_backward_allreduce and not self.inside_no_sync_ctxt"
 _SCALES = "loss = self._scale_loss_by_gas(loss.float())"
@@ -58,7 +59,7 @@ inside `no_sync()` that divides by the steps itself to compensate. Training can 
             Guard("deepspeed", ">=0.16.0,<0.16.5"),
             (
                 Rewrite(
-                    target="deepspeed.runtime.engine:DeepSpeedEngine.backward",
+                    target=_BACKWARD,
                     pattern="do_gradient_reduction and self.gradient_accumulation_steps() > 1 and scale_wrt_gas",
                     replacement="self.gradient_accumulation_steps() > 1 and scale_wrt_gas",
                     alongside=(_SCALES,),
@@ -80,4 +81,8 @@ inside `no_sync()` that divides by the steps itself to compensate. Training can 
         _with_deepcompile(">=0.18.0,<0.18.3", "is_deepcompile_active"),
     ),
     obsolete_when="when the oldest DeepSpeed in use is 0.18.3",
+    conditions=tuple(
+        Condition(target, f"{__package__}._conditions:counts_several_times", "gradient x")
+        for target in (_BACKWARD, _PROLOGUE)
+    ),
 )

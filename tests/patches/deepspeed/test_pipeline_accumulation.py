@@ -6,8 +6,12 @@ and activations too: seen up to 0.025. A quarter of a gradient is off by 0.75.
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
+from rlhf_patches.patches.deepspeed._conditions import divided_again
 from tests.harness.forkserver import beside
 
 WORKER = "tests.patches.deepspeed.accumulation_scale_ranks"
@@ -70,6 +74,14 @@ def test_without_stages_nothing_changes(reports, case):
         assert report["after"][case]["error"] <= FLOAT32
 
 
+def test_a_run_is_told_whether_it_was_affected(reports):
+    """In the first stage, in each micro-batch of a case that is wrong; in nothing else, and never in the last one."""
+    first, last = (report["reached"] for report in reports)
+    assert first["asked"] == first["calls"] > first["held"] == 4 * len(WRONG)
+    assert first["least"] == first["most"] == 0.25
+    assert last["asked"] == last["calls"] > last["held"] == 0
+
+
 @pytest.mark.exhaustive
 def test_of_three_stages_the_first_has_a_sixteenth(run_ranks):
     cases = ("pipeline", "pipeline, tied, ZeRO-1")
@@ -98,3 +110,23 @@ def test_the_newest_release_is_right_and_left_alone(run_ranks):
         assert report["status"] == "unaffected"
         for case in WRONG:
             assert report["before"][case]["error"] <= tolerance(case)
+
+
+def test_what_is_told_of_an_engine(monkeypatch):
+    class Pipeline(SimpleNamespace):
+        """DeepSpeed's, by the name under which it is looked up."""
+
+    def told(grad=1, kind=Pipeline, missing=None, **change):
+        engine = {"gradient_accumulation_steps": lambda: 4, "num_stages": 3, "stage_id": 0, **change}
+        engine.pop(missing, None)
+        return divided_again(kind(**engine), grad)
+
+    module = "deepspeed.runtime.pipe.engine"
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(PipelineEngine=Pipeline))
+    assert [told(stage_id=stage) for stage in range(3)] == [1 / 16, 1 / 4, False]
+    assert told(None) is told(kind=SimpleNamespace) is told(_scale_wrt_gas=False) is False
+    assert told(gradient_accumulation_steps=lambda: 1) is False
+    for name in ("gradient_accumulation_steps", "num_stages", "stage_id"):
+        assert told(missing=name) is None
+    monkeypatch.delitem(sys.modules, module)
+    assert told() is False

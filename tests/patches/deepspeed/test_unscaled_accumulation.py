@@ -6,8 +6,11 @@ activations too: seen up to 0.025. Four micro-batches that are not divided are o
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from rlhf_patches.patches.deepspeed._conditions import counts_several_times
 from tests.harness.forkserver import beside
 
 WORKER = "tests.patches.deepspeed.accumulation_scale_ranks"
@@ -71,8 +74,42 @@ def test_what_was_divided_once_stays_as_it_was(reports, case):
         assert report["after"][case]["error"] <= FLOAT32 or case == "engine, ZeRO-2"
 
 
+def test_a_run_is_told_whether_it_was_affected(reports):
+    """Of a pipeline in its last stage, where the loss is; in `no_sync()` once for each micro-batch but the last."""
+    unsynced = 3 * sum(case.startswith("no_sync") for case in WRONG)
+    staged = 4 * sum(case.startswith("pipeline") and case != "pipeline, one stage" for case in WRONG)
+    for rank, report in enumerate(reports):
+        reached = report["reached"]
+        assert reached["asked"] == reached["calls"] > reached["held"] == unsynced + 4 + staged * rank
+        assert reached["least"] == reached["most"] == 4
+
+
 @pytest.mark.parametrize("case", [case for case in WRONG if case.startswith("pipeline")])
 def test_the_loss_that_a_pipeline_reports_is_right_without_it_too(reports, case):
     for report in reports:
         for state in ("before", "after"):
             assert report[state][case]["losses off"] <= (0.01 if "bfloat16" in case else FLOAT32)
+
+
+def test_what_is_told_of_an_engine():
+    def told(scale=True, missing=None, **change):
+        engine = {
+            "scale_wrt_gas": None,
+            "gradient_accumulation_steps": lambda: 4,
+            "enable_backward_allreduce": True,
+            "inside_no_sync_ctxt": True,
+            "is_deepcompile_active": lambda: False,
+            **change,
+        }
+        engine.pop(missing, None)
+        return counts_several_times(SimpleNamespace(**engine), scale)
+
+    assert told() == told(False, scale_wrt_gas=True) == told(missing="is_deepcompile_active") == 4.0
+    assert told(enable_backward_allreduce=False, inside_no_sync_ctxt=False) == 4.0
+    assert told(False) is told(scale_wrt_gas=False) is told(inside_no_sync_ctxt=False) is False
+    assert told(gradient_accumulation_steps=lambda: 1) is False
+    assert told(is_deepcompile_active=lambda: True) is None
+    assert told(missing="is_deepcompile_active", is_deepcompile_enabled=lambda: True) is None
+    for name in ("scale_wrt_gas", "gradient_accumulation_steps", "inside_no_sync_ctxt"):
+        assert told(missing=name, enable_backward_allreduce=True) is None
+    assert told(missing="enable_backward_allreduce") is None
