@@ -5,24 +5,72 @@ Source: https://github.com/THUDM/slime, ``slime_plugins/models/hf_attention.py``
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
-from .. import _released
+from .. import _hooks, _released
 
 _NAME = "slime-linear-attention-gradient"
 _COMPUTES_ALL = ("slime_plugins.models.qwen3_next", "slime_plugins.models.qwen3_5")
+_LAYERS = ("slime_plugins", "transformers", "fla", "torch")
+_GATHERING = "_AllGatherForDuplicatedComputation"
+_MAPPINGS = ("gather_from_sequence_parallel_region", "scatter_to_sequence_parallel_region")
 
 
 def computes_all(layer: Any) -> bool:
     """Whether each rank computes the same from whole sequences, and the gathering's backward handles the gradient."""
-    # known: slime's own two were read; another may compute a rank's share of the heads, or sum the gradient itself.
-    if _released.written_in(vars(layer).get("hf_forward", type(layer).hf_forward)) in _COMPUTES_ALL:
-        return True
-    _released.stays(_NAME, f"{type(layer).__name__}.hf_forward is not slime's own", "linear attention")
-    return False
+    other = _other(layer)
+    if other:
+        _released.stays(_NAME, f"{other} is not slime's own", "linear attention")
+    return not other
+
+
+def _other(layer: Any) -> str:
+    """The first part of the layer, or function between its ranks, that is a user's; empty if there is none.
+
+    A user's may compute a rank's share of the heads, or change the gradient itself.
+    """
+    # known: slime's own two were read; the others by attributes that no decorator copies.
+    function = vars(layer).get("hf_forward", getattr(type(layer), "hf_forward", None))
+    if _released.written_in(function) not in _COMPUTES_ALL:
+        return f"{type(layer).__name__}.hf_forward"
+    parallel = sys.modules.get("megatron.core.tensor_parallel")
+    for name in _MAPPINGS:
+        if not _released.is_released(getattr(parallel, name, None), ("megatron", "builtins")):  # builtins: it has none
+            return name
+    # From v0.2.4 on. Before, torch gathers.
+    gathering = getattr(sys.modules.get("slime_plugins.models.hf_attention"), _GATHERING, None)
+    if gathering is not None and not _released.is_released(getattr(gathering, "backward", None), ("slime_plugins",)):
+        return _GATHERING
+    parts = list(getattr(layer, "modules", tuple)())
+    found = (_released.others(part, "forward", packages=_LAYERS) for part in parts)
+    return next(filter(None, found), "") or _hooks.others(*parts)
+
+
+def has_another_gradient(self: Any, hidden_states: Any) -> bool | None:
+    """Whether a layer's gathering has the wrong gradient on these ranks, and autograd records it; None if unknown."""
+    torch, needs = sys.modules.get("torch"), getattr(hidden_states, "requires_grad", None)
+    state: Any = sys.modules.get("megatron.core.parallel_state")
+    args, forward = getattr(self, "args", None), getattr(_attention(), "forward", None)
+    code, split = getattr(forward, "__code__", None), getattr(args, "sequence_parallel", None)
+    if None in (torch, needs, state, code, split) or not state.model_parallel_is_initialized():
+        return None
+    # known: the two ways of gathering of slime's own releases; the gathering's own gradient is not an attribute.
+    given = any(isinstance(each, tuple) and "tensor_parallel_output_grad" in each for each in code.co_consts)
+    inflated = split and not given and state.get_tensor_model_parallel_world_size() > 1
+    cut = "all_gather" not in code.co_names and state.get_context_parallel_world_size() > 1
+    if not (inflated or cut) or not (needs and torch.is_grad_enabled()):
+        return False
+    if getattr(args, "allgather_cp", False):
+        return None
+    return None if _other(self) else True  # as the repair, which does not change a user's own
+
+
+def _attention() -> Any:
+    return getattr(sys.modules.get("slime_plugins.models.hf_attention"), "HuggingfaceAttention", None)
 
 
 def gathering(layer: Any) -> Callable[..., Any]:
@@ -84,8 +132,11 @@ context parallelism, nothing changes. In v0.2.0 to v0.2.3 without sequence paral
 context parallelism, results are bitwise identical.
 
 The patch does not change a layer with a user's own `hf_forward`, which may divide the heads, so that the sum over ranks
-was right, or may sum the gradient itself. It does not repair `--allgather-cp`, whose ranks have other pieces of a
-sequence than this layer puts together ([slime's issue](https://github.com/THUDM/slime/issues/1871)).""",
+was right, or may sum the gradient itself. For the same reason, it does not change a layer with your own `forward`,
+modules or hooks, or with your own functions that gather or scatter between its ranks. It logs one warning then. It does
+not see a hook on a tensor: remove a hook of yours that divides the gradient of the layer's input. It does not repair
+`--allgather-cp`, whose ranks have other pieces of a sequence than this layer puts together ([slime's
+issue](https://github.com/THUDM/slime/issues/1871)).""",
     changes_numbers="""\
 In v0.2.0 to v0.2.3, with sequence parallelism, the gradient of everything before a layer of linear attention had a part
 that was TP times too large, multiplied over the layers. From v0.2.4 to 0.3.1, with context parallelism, it lacks the
@@ -120,4 +171,5 @@ Training can continue from checkpoints.""",
         ),
     ),
     obsolete_when="when the oldest slime in use sums over context-parallel ranks, and not over tensor-parallel ones",
+    conditions=(Condition(_FORWARD, f"{__name__}:{has_another_gradient.__name__}"),),
 )

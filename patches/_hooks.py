@@ -1,0 +1,26 @@
+"""Whether the hooks of a module or parameter are the releases' own: a user's hook may change a gradient itself."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from . import _released
+
+_HOOKS = (
+    *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
+    "_post_accumulate_grad_hooks",
+)
+_KNOWN = ("torch", "megatron", "transformer_engine", "transformers", "slime", "slime_plugins", "swift", "rlhf_patches")
+
+
+def others(*owners: Any) -> str:
+    """The first hook that is a user's, of these modules and parameters; empty if there is none."""
+    for owner in owners:
+        for kind in _HOOKS:
+            for hook in (getattr(owner, kind, None) or {}).values():
+                while isinstance(hook, functools.partial):
+                    hook = hook.func
+                if not _released.is_released(hook, _KNOWN):  # known: from attributes that no decorator copies
+                    return f"a hook of {type(owner).__name__}"
+    return ""
