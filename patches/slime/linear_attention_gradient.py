@@ -134,9 +134,10 @@ context parallelism, results are bitwise identical.
 The patch does not change a layer with a user's own `hf_forward`, which may divide the heads, so that the sum over ranks
 was right, or may sum the gradient itself. For the same reason, it does not change a layer with your own `forward`,
 modules or hooks, or with your own functions that gather or scatter between its ranks. It logs one warning then. It does
-not see a hook on a tensor: remove a hook of yours that divides the gradient of the layer's input. It does not repair
-`--allgather-cp`, whose ranks have other pieces of a sequence than this layer puts together ([slime's
-issue](https://github.com/THUDM/slime/issues/1871)).""",
+not see a hook on a tensor: remove a hook of yours that divides the gradient of the layer's input.
+
+The patch does not repair `--allgather-cp`, whose ranks have other pieces of a sequence than this layer puts together
+([slime's issue](https://github.com/THUDM/slime/issues/1871)).""",
     changes_numbers="""\
 In v0.2.0 to v0.2.3, with sequence parallelism, the gradient of everything before a layer of linear attention had a part
 that was TP times too large, multiplied over the layers. From v0.2.4 to 0.3.1, with context parallelism, it lacks the

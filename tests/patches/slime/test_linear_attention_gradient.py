@@ -39,6 +39,7 @@ RULE_COVERAGE = {
     "no side effects": "because it gathers the tensor that slime gathers",
     "backward compatible": "test_without_either_nothing_changes",
     "no new blocking": "because all ranks of a group gather, forward and backward, as they did forward",
+    "known": ("test_sequence_parallelism", "test_context_parallelism"),
     "own weights were right": "test_context_parallelism",
     "Without sequence and context": "test_without_either_nothing_changes",
     "results are bitwise identical": ("test_without_either_nothing_changes", "test_the_half_that_a_release_has_right"),
