@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _TARGET = "peft.tuners.tuners_utils:check_target_module_exists"
 
@@ -43,4 +43,5 @@ the patch.""",
     references=("https://github.com/huggingface/peft/pull/3318",),
     variants=(Variant(Guard("peft", ">=0.8.0,<0.20.0"), _CHANGES),),
     obsolete_when="when the oldest peft in use is 0.20.0",
+    conditions=(Condition(_TARGET, f"{__package__}._conditions:taken_for_another_layer"),),
 )
