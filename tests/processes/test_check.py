@@ -46,7 +46,7 @@ def test_json_in_all_four_states(cli, slime_wheel, tmp_path):
     refused = slime_wheel("0.1.1", repaired)
     done = cli("check", "--json", applies, unaffected, other)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert f"{other} has no package of any framework" in done.stderr
+    assert f"{other} contains no package of a supported framework" in done.stderr
     found = json.loads(done.stdout)
     assert [row["name"] for row in found] == NAMES * 3
     assert [row["source"] for row in found] == [source for source in (applies, unaffected, other) for _ in NAMES]

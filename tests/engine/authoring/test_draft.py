@@ -157,7 +157,7 @@ def test_a_change_is_drafted_and_makes_the_function_what_it_is_in_the_fix(name):
 
 
 INEXPRESSIBLE = {
-    "no room": ("return a", "if a:\n    b = 1\nelse:\n    b = 2\nreturn b", "has no room"),
+    "no room": ("return a", "if a:\n    b = 1\nelse:\n    b = 2\nreturn b", "needs more lines"),
     "a name that nothing defines": ("return len(a)", "return helper(a)", "uses helper, which neither"),
     "too large a pattern": (
         "while a:\n" + "".join(f"    b{n} = {n}\n" for n in range(20)),

@@ -298,7 +298,7 @@ def test_what_is_no_release(tmp_path):
 
 
 def test_wheels_without_or_with_two_sets_of_metadata(tmp_path):
-    refused(make_zip(tmp_path / "a.whl", FILES), "no wheel", "has 0 files *.dist-info/METADATA")
+    refused(make_zip(tmp_path / "a.whl", FILES), "not a wheel", "has 0 files *.dist-info/METADATA")
     two = {"a.dist-info/METADATA": METADATA, "b.dist-info/METADATA": METADATA}
     refused(make_zip(tmp_path / "b.whl", two), "has 2 files")
     below_another = {"x/a.dist-info/METADATA": METADATA}
@@ -316,7 +316,7 @@ def test_wheels_without_or_with_two_sets_of_metadata(tmp_path):
     ],
 )
 def test_archives_that_are_no_sdist(tmp_path, blocks):
-    refused(make_tar(tmp_path, *blocks, END), "no sdist", "give the directory")
+    refused(make_tar(tmp_path, *blocks, END), "not an sdist", "give the directory")
 
 
 def result(path):

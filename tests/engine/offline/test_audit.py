@@ -204,8 +204,8 @@ def test_poetrys_own_notation(requirements, text, version):
         ("gone.txt", None, "does not exist"),
         ("uv.lock", "[[package", "is not valid TOML"),
         ("uv.lock", "x = 1", "is not a uv.lock"),
-        ("uv.lock", "package = [1]", "is not as expected"),
-        ("uv.lock", "[[package]]\nversion = '1'", "is not as expected"),
+        ("uv.lock", "package = [1]", "does not have the expected form"),
+        ("uv.lock", "[[package]]\nversion = '1'", "does not have the expected form"),
         ("a.txt", "-r https://host/x.txt", "which is not read: pass that file, too"),
         ("a.txt", "-r b.txt", "b.txt does not exist"),
         ("a.txt", "\udcff", "cannot be read"),
@@ -359,7 +359,10 @@ PAIR = "trl-optional-packages"
 @pytest.mark.parametrize(
     ("transformers", "said"),
     [
-        ("transformers==5.23.0", "beside transformers 5.23.0, as here (without the patch: pin transformers<5.3.0)"),
+        (
+            "transformers==5.23.0",
+            "with transformers 5.23.0, which is pinned (without the patch: pin transformers<5.3.0)",
+        ),
         ("transformers==5.2.0", None),
         ("transformers==4.57.6", None),
         ("transformers>=4.50", "only with transformers >=5.3.0,<=5.24.0, whose version is not pinned"),

@@ -242,7 +242,7 @@ def test_json_is_json(audited, capsys):
 NOT_CLEAN = {
     "not pinned": ({"a.txt": "x==1\ntrl>=1\n"}, 1, "not pinned: >=1"),
     "newer": ({"a.txt": "trl==999\n"}, 1, "newer than"),
-    "not understood": ({"a.txt": "x==1\ntrl = 1\n"}, 1, "'trl = 1' is no requirement"),
+    "not understood": ({"a.txt": "x==1\ntrl = 1\n"}, 1, "'trl = 1' is not a requirement"),
     "many are not understood": ({"a.txt": "x==1\n" + "x y\n" * 5 + "".join(f"x {n}\n" for n in range(25))}, 1, " more"),
     "one file cannot be read": ({"a.txt": "slime==0.0.0\n", "b.json": "{"}, 2, "b.json is not valid JSON"),
     "one file pins nothing": ({"a.txt": "slime==0.0.0\n", "b.txt": "x>1\n"}, 2, "b.txt pins nothing"),

@@ -193,7 +193,7 @@ INPUTS = [
     ("a.txt", "numpy", 2, ["pins nothing"]),
     ("a.txt", "-e .", 2, ["editable '.' does not identify a distribution and release"]),
     ("pyproject.toml", "[project]\nname = 'x'\n", 2, [NOT_ONE]),
-    ("pyproject.toml", "[project]\ndependencies = ['numpy==1', 'trl = 1']", 1, ["'trl = 1' is no requirement"]),
+    ("pyproject.toml", "[project]\ndependencies = ['numpy==1', 'trl = 1']", 1, ["'trl = 1' is not a requirement"]),
     ("pyproject.toml", PROJECT + "[tool.uv.sources]\ntrl = {git = 'x'}", 1, ["tool.uv.sources"]),
     ("pyproject.toml", PROJECT + "[build-system]\nrequires = ['trl']", 1, ["build-system.requires is not read"]),
     ("pyproject.toml", PROJECT + "[tool.pixi.pypi-dependencies]\ntrl = '*'", 1, ["pixi"]),
@@ -202,14 +202,14 @@ INPUTS = [
     ("pdm.lock", "[[package]]\nname = 'trl'\ngit = 'x/trl'\n[[package]]\nname = 'x'\nversion = '1'", 1, ["git x/trl"]),
     # Pinned beside what is not.
     ("a.txt", f"{CLEAN}\ntrl>=1.0", 1, ["not pinned: >=1.0", "1 without a version that can be looked up"]),
-    ("a.txt", f"{CLEAN}\ntrl==nightly", 1, ["'trl==nightly' is no requirement"]),
+    ("a.txt", f"{CLEAN}\ntrl==nightly", 1, ["'trl==nightly' is not a requirement"]),
     ("a.txt", f"{CLEAN}\ntrl===nightly", 1, ["is no PEP 440 version"]),
     ("a.txt", f"{CLEAN}\ntrl @ https://x/trl-1.5.1.tar.gz", 1, ["from https://x/trl-1.5.1.tar.gz"]),
     # Lines that are not understood; those around them count.
     ("a.txt", "trl=1.5.1", 2, ["a.txt:1: 'trl=1.5.1' is not a requirement (name==version)"]),
     ("a.txt", '"trl==1.5.1"', 2, ["is not a requirement"]),
     ("a.txt", "trl==1.5.1;python_version>3", 2, ["is not a requirement"]),
-    ("a.txt", f"{CLEAN}\n\ntrl=1.5.1\n", 1, ["a.txt:3: 'trl=1.5.1' is no requirement", "1 entry not understood"]),
+    ("a.txt", f"{CLEAN}\n\ntrl=1.5.1\n", 1, ["a.txt:3: 'trl=1.5.1' is not a requirement", "1 entry not understood"]),
     ("a.txt", f'"trl==1.5.1"\n{CLEAN}', 1, ["a.txt:1: "]),
     ("a.txt", f"trl==1.5.1;python_version>3\n{CLEAN}", 1, ["a.txt:1: "]),
     ("a.txt", f"{CLEAN}\ntrl 1.5.1", 1, ["a.txt:2: "]),
@@ -229,7 +229,7 @@ INPUTS = [
     ("a.json", "[]", 2, [NOT_ONE]),
     ("a.json", '{"dependencies": {"trl": "1.5.1"}}', 2, ["is neither a Pipfile.lock"]),
     ("a.json", '[{"name": "x", "version": "1"}, {"name": "trl"}]', 1, ["a.json, entry 2: not an object with"]),
-    ("Pipfile.lock", '{"_meta": {}, "default": {"trl": "1"}}', 2, ["is not as expected"]),
+    ("Pipfile.lock", '{"_meta": {}, "default": {"trl": "1"}}', 2, ["does not have the expected form"]),
     ("Pipfile.lock", '{"_meta": {}, "default": {"trl": {"git": "x"}, "y": {"version": "==1"}}}', 1, ["from git x"]),
     ("Pipfile", '[packages]\ntrl = "==1.5.1"\n', 2, ["does not have the expected form"]),
     ("compose.yml", "services:\n  trl:\n    image: trl\n", 2, ["is neither environment.yml"]),
@@ -246,10 +246,10 @@ INPUTS = [
     ("Dockerfile", "FROM verlai/verl:app\n", 2, ["FROM 'verlai/verl:app' is not read"]),
     ("Dockerfile", "FROM x\nRUN pip install y==1 trl\n", 1, ["Dockerfile:2) was not looked up: not pinned"]),
     ("Dockerfile", "FROM x\nRUN pip install y==1 trl>=1.0\n", 1, ["Dockerfile:2) was not looked up: not pinned"]),
-    ("Dockerfile", "FROM x\nRUN pip install y==1 trl==${TRL}\n", 1, ["'trl==${TRL}' is no requirement"]),
+    ("Dockerfile", "FROM x\nRUN pip install y==1 trl==${TRL}\n", 1, ["'trl==${TRL}' is not a requirement"]),
     ("Dockerfile", "FROM x\nRUN pip install y==1 -r gone.txt\n", 1, ["gone.txt does not exist"]),
     ("Dockerfile", "FROM x\nRUN pip install y==1 -r /tmp/gone.txt\n", 1, ["'/tmp/gone.txt', a file of the image"]),
-    ("Dockerfile", DOCKER + "RUN conda install trl\n", 1, ["'conda install trl' is not read"]),
+    ("Dockerfile", DOCKER + "RUN conda install trl\n", 1, ["'conda install trl' is not parsed"]),
     ("Dockerfile", "FROM x\nRUN pip install y==1 && git clone https://x/N/Megatron-LM\n", 1, ["only `pip install` is"]),
     ("Dockerfile", DOCKER + "RUN sh -c 'pip install trl'\n", 1, ["only `pip install` is"]),
     ("Dockerfile", DOCKER + "RUN pip install 'trl\n", 1, ["is not a shell command"]),
@@ -291,7 +291,11 @@ def test_lines_that_are_not_understood_have_a_bound(audited, options):
         assert (len(said["not_understood"]), said["summary"]["not_understood"]) == (20, 30)
     else:
         text = out + err
-        assert ("a.txt:20: 'x 19'" in text, "a.txt:21:" in text, "10 more were not understood" in text) == (1, 0, 1)
+        assert ("a.txt:20: 'x 19'" in text, "a.txt:21:" in text, "10 more entries were not understood" in text) == (
+            1,
+            0,
+            1,
+        )
     status, out, err = audited("a.txt", "x y\n" * 20_001, *options)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "more than 20000 entries that are not understood" in err

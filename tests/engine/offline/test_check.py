@@ -53,7 +53,7 @@ def test_nothing_found_is_no_success(said, tmp_path, flags):
         status, out, err = said("check", *flags, source)
         assert status == 2
         (line,) = err.splitlines()
-        assert line.startswith(f"rlhf-patches: {source} has no package of any framework")
+        assert line.startswith(f"rlhf-patches: {source} contains no package of a supported framework")
         assert json.loads(out) if flags == ["--json"] else not out
 
 

@@ -78,7 +78,7 @@ def test_what_an_advice_says_is_said_once(audited):
     _, said = audited("peft==0.17.1", "transformers==5.23.0")
     assert "known to fail" not in said.out.lower()
     assert "peft-hybrid-cache" in said.out
-    assert "beside transformers 5.23.0, as here (pin transformers<5.0.0" in " ".join(said.out.split())
+    assert "with transformers 5.23.0, which is pinned (pin transformers<5.0.0" in " ".join(said.out.split())
 
 
 def test_one_line_where_little_is_wanted(audited):
