@@ -69,7 +69,9 @@ def _scalar(node: yaml.Node) -> str | int | None:
         return None
     if node.style in ("'", '"'):
         return str(node.value)
-    if yaml.SafeLoader("").resolve(yaml.ScalarNode, node.value, (True, False)) != node.tag:  # an explicit tag
+    loader = yaml.SafeLoader("")
+    tag = loader.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]
+    if tag != node.tag:  # an explicit tag
         return None
     number = _WHOLE.fullmatch(node.value)
     if number is not None:
