@@ -1,16 +1,15 @@
-"""Repairs known bugs of RLHF training stacks at run time, in place, only where the code is recognised.
+"""Repairs known bugs of RLHF training stacks at run time, in place, only if the code is recognized.
 
     import rlhf_patches; rlhf_patches.apply()
 
 Importing this package imports no framework and, until a name below is used, none of its own dependencies.
 
-PYTEST_DONT_REWRITE: pytest would warn of a package that brings a plugin and is imported before pytest, as by the site
-hook.
+PYTEST_DONT_REWRITE: pytest warns about a package with a plugin that is imported before pytest, as by the site hook.
 """
 
 from . import import_system
 
-# Spelled out, because importing typing would cost every interpreter of the environment several milliseconds.
+# Not from typing, whose import would cost every interpreter of the environment several milliseconds.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

@@ -1,4 +1,4 @@
-"""``python -m rlhf_patches`` is ``rlhf-patches``."""
+"""``python -m rlhf_patches`` runs ``rlhf-patches``."""
 
 from .cli import main
 

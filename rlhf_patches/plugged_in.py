@@ -1,8 +1,8 @@
-"""What verl and vLLM import in each of their processes, by their own plugin groups: for workers without a site hook.
+"""The plugin that verl and vLLM import in each of their processes, for workers without a site hook.
 
-verl only imports it (``verl.plugins``, at ``import verl``), vLLM calls it as well (``vllm.general_plugins``). Off
-unless RLHF_PATCHES_AUTOLOAD says otherwise, as the site hook. Both log what a plugin raises and go on; but the hook is
-in place by then, and the next import of a framework raises it anew.
+verl only imports it (``verl.plugins``, at ``import verl``), vLLM also calls it (``vllm.general_plugins``). Like the
+site hook it is off without RLHF_PATCHES_AUTOLOAD. Both frameworks log a plugin's exception and continue; but the hook
+is installed by then, and the next import of a framework raises the exception again.
 """
 
 from . import site_hook
@@ -12,4 +12,4 @@ site_hook.load_now(only_if_late=True)
 
 
 def vllm() -> None:
-    """Nothing more to do: the import has done it."""
+    """Do nothing: the import has installed the hook."""

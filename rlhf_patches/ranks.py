@@ -1,4 +1,4 @@
-"""This process's place in a distributed run: as its launcher says in the environment, else torch.distributed."""
+"""This process's rank in a distributed run, from the launcher's variables, else from torch.distributed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from .import_system import no_signal
 
-# What launchers call rank, local rank and world size. The first whose rank is set counts: torchrun under srun has both,
-# and RANK is the one that training uses. Not SLURM_NTASKS: it is set in a batch script too, where no process is a rank
-# yet.
+# The launchers' variables for rank, local rank and world size. The first set rank counts: torchrun under srun sets
+# both, and training uses RANK. Not SLURM_NTASKS: it is also set in a batch script, where no process is a rank yet.
 _LAUNCHERS = (
     ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
@@ -19,11 +18,11 @@ _LAUNCHERS = (
     ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
 )
 _PROGRAMS = ("/accelerate", "/accelerate-launch", "/commands/launch.py", "/deepspeed", "/launcher/launch.py")
-_MOST_RUNS = 50  # of ranks without a gap, in a line of text
+_MOST_RUNS = 50  # contiguous ranges of ranks in a line of text
 
 
 class Place(NamedTuple):
-    """Rank, rank on its host, and number of ranks, as text; None where it is not known."""
+    """Rank, local rank, and number of ranks, as text; None if unknown."""
 
     rank: str | None = None
     local_rank: str | None = None
@@ -31,7 +30,7 @@ class Place(NamedTuple):
 
 
 def place() -> Place:
-    """What is known now. Ray's workers learn their rank late, some only with their process group."""
+    """Return the current values. Ray's workers get their rank late, some only with their process group."""
     for rank, local_rank, world_size in _LAUNCHERS:
         if rank in os.environ:
             return Place(os.environ[rank], os.environ.get(local_rank), os.environ.get(world_size))
@@ -39,19 +38,19 @@ def place() -> Place:
     try:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             return Place(str(distributed.get_rank()), None, str(distributed.get_world_size()))
-    except no_signal(Exception):  # half imported, or its process group is just being taken down
+    except no_signal(Exception):  # half-imported, or its process group is being destroyed
         pass
     return Place()
 
 
 def is_launcher() -> bool:
-    """Whether this program imports a framework only to start others."""
+    """Whether this program imports a framework only to start other processes."""
     program: str = (getattr(sys, "argv", None) or [""])[0]
     return program.endswith(_PROGRAMS)
 
 
 def ranks_text(ranks: Iterable[int | range]) -> str:
-    """``rank 7`` or ``ranks 0-6, 9``; of very many pieces, the first. A range is not counted through."""
+    """Return ``rank 7`` or ``ranks 0-6, 9``; only the first of very many ranges. Ranges are not enumerated."""
     pieces = (each if isinstance(each, range) else range(each, each + 1) for each in ranks)
     runs: list[range] = []
     for piece in sorted(pieces, key=lambda piece: piece.start):

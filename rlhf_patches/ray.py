@@ -1,9 +1,9 @@
-"""The patches in a Ray cluster's workers, which see nothing of what the driver has called.
+"""The patches in a Ray cluster's workers, which the driver's `apply` does not affect.
 
     ray.init(runtime_env=rlhf_patches.ray.runtime_env())     # or runtime_env({"env_vars": ..., "working_dir": ...})
     rlhf_patches.ray.verify(actors)
 
-Ray is imported by `verify` only: a runtime environment can be made where there is no Ray.
+Only `verify` imports Ray: a runtime environment can be made without Ray.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ from .settings import PREFIX, SettingsError
 __all__ = ["VerifyError", "runtime_env", "verify"]
 
 _HOOK = "worker_process_setup_hook"
-# Not in this module, which imports the engine: a worker that never imports a framework stays without it.
+# Not in this module, which imports the engine: a worker that imports no framework does not load it.
 _OURS = "rlhf_patches.site_hook.setup_ray_worker"
-# Fields with which Ray accepts no other than env_vars and config.
+# Fields that Ray accepts only together with env_vars and config.
 _ALONE = ("container", "image_uri")
 _CHOICE = (PREFIX + "DISABLE", PREFIX + "ONLY", PREFIX + "ENABLE")
-_NAMED = 4  # actors written out where many agree
+_NAMED = 4  # named actors of a large group
 
 
 def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A Ray runtime environment whose workers get the patches that this process applies or would apply.
+    """Return a Ray runtime environment whose workers get the patches that this process applies or would apply.
 
-    It carries RLHF_PATCHES_AUTOLOAD=1, every other RLHF_PATCHES_* variable of this process, and what was chosen with
+    It has RLHF_PATCHES_AUTOLOAD=1, every other RLHF_PATCHES_* variable of this process, and the selection of
     ``apply(only=..., disable=..., strict=...)``, so call it after `apply`. It also has a ``worker_process_setup_hook``,
-    which runs before one that ``base`` has: for workers without a site hook, and so that one without this package
-    dies instead of going on unpatched. Not with Ray before 2.55 where this environment has a site hook: engines that
-    start Ray once more within a worker would fail. This function can itself be the RAY_RUNTIME_ENV_HOOK.
+    which runs before the hook of ``base``: for workers without a site hook, and so that a worker without this package
+    fails instead of running unpatched. The hook is left out with Ray before 2.55 if this environment has a site hook:
+    engines that start Ray again within a worker would fail. This function can itself be the RAY_RUNTIME_ENV_HOOK.
 
     Args:
-        base: the rest of the runtime environment, a dictionary or a `ray.runtime_env.RuntimeEnv`; it stays as it is.
-            RLHF_PATCHES_* among its ``env_vars`` win, with a warning where this process has another value.
+        base: the rest of the runtime environment, a dictionary or a `ray.runtime_env.RuntimeEnv`; it is not changed.
+            RLHF_PATCHES_* in its ``env_vars`` take precedence, with a warning if this process has another value.
 
     Returns:
-        a new dictionary. DISABLE, ONLY, ENABLE, PLUGINS and STRICT are always in it: a node's own environment decides
-        nothing.
+        a new dictionary. It always has DISABLE, ONLY, ENABLE, PLUGINS and STRICT, so a node's own environment has no
+        effect.
 
     Raises:
-        SettingsError: a variable of this process or of ``base`` is wrong or switches the hook off, or both choose
-            patches and not the same ones.
+        SettingsError: a variable of this process or of ``base`` is invalid or disables the hook, or both select
+            different patches.
     """
     made = _copied(base)
     env_vars: dict[str, str] = made["env_vars"]
     asked = engine.asked()
     inherited = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
-    # Some frameworks copy their whole environment into the runtime environment: that is no choice of its own.
+    # Some frameworks copy their whole environment into the runtime environment: that is not a separate selection.
     own = {k: v for k, v in env_vars.items() if k.startswith(PREFIX) and inherited.get(k, "") != v}
     if any(name in own for name in _CHOICE):
         own.update({name: env_vars.get(name, "") for name in _CHOICE})
@@ -90,7 +90,7 @@ def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
     if any(made.get(field) for field in _ALONE):
         logger().info("the runtime environment names a container, so its workers need the site hook in the image")
-    elif _nested_init_fails() and hook_files.found() and made.get(_HOOK) in (None, _OURS):
+    elif _nested_init_fails() and hook_files.active() and made.get(_HOOK) in (None, _OURS):
         made.pop(_HOOK, None)
     else:
         made[_HOOK] = _chained(made.get(_HOOK))
@@ -98,9 +98,9 @@ def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
 
 def _nested_init_fails() -> bool:
-    """Whether this Ray refuses the environment of a worker with a setup hook, when that worker starts Ray with it.
+    """Whether this Ray rejects the environment of a worker with a setup hook if the worker starts Ray with it.
 
-    vLLM's engines do. Seen up to Ray 2.54.1, not from 2.55.0 on (ray #61473).
+    vLLM's engines do so. Observed up to Ray 2.54.1, not from 2.55.0 on (ray #61473).
     """
     from packaging.version import InvalidVersion, Version
 
@@ -113,24 +113,24 @@ def _nested_init_fails() -> bool:
 def verify(
     actors: Mapping[str, Any] | Iterable[Any], timeout: float | timedelta = 60.0, driver: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """Check that a group of actors runs with the same patches. The actors' classes need not know of it.
+    """Check that a group of actors has the same patches. The actors' classes need no change.
 
-    The question waits in each actor's queue behind the calls that it has already. A patch whose framework an actor has
-    not imported yet counts as applied, for it will be.
+    The call waits in each actor's queue behind earlier calls. A patch whose framework an actor has not imported yet
+    counts as applied, because it will be.
 
     Args:
-        actors: actor handles, or a mapping from what to call them to the handles.
-        timeout: seconds, or a timedelta, for all of them together.
-        driver: whether this process must have the same patches, too.
+        actors: actor handles, or a mapping from labels to handles.
+        timeout: seconds, or a timedelta, for all actors together.
+        driver: whether this process must also have the same patches.
 
     Returns:
-        by its label, each process as `rlhf_patches.runs.processes.Process` has it, with ``node_id`` and
+        each process by label, with the fields of `rlhf_patches.runs.processes.Process`, ``node_id`` and
         ``actor_name``.
 
     Raises:
-        VerifyError: they differ; or one is dead, does not answer in time, has no rlhf_patches, or nothing has
-            switched the patches on there. The message names every such actor, its host and its process.
-        SettingsError: ``actors`` is empty or holds something else, or ``timeout`` is none.
+        VerifyError: the actors differ; or an actor is dead, does not answer in time, has no rlhf_patches, or has the
+            patches off. The message names every such actor, its host and its process.
+        SettingsError: ``actors`` is empty or has other objects, or ``timeout`` is invalid.
     """
     limit = settings.seconds(timeout)
     import ray
@@ -154,7 +154,7 @@ def verify(
         except GetTimeoutError:
             problems.append(f"{who} has not answered within {limit:g} s: it is busy, or still starting")
         except RayActorError as error:
-            problems.append(f"{who} cannot be asked: {type(error).__name__}: {error}")
+            problems.append(f"{who} cannot be called: {type(error).__name__}: {error}")
         except RayError as error:
             cause = getattr(error, "cause", None) or error
             problems.append(f"{who} failed to answer: {type(cause).__name__}: {cause}")
@@ -163,22 +163,22 @@ def verify(
             if "missing" in state:
                 problems.append(f"{where} has no rlhf_patches: {state['missing']}, in {state['executable']}")
             elif not state["active"]:
-                problems.append(f"{where} has rlhf_patches, but nothing has switched it on: {_ADVICE}")
+                problems.append(f"{where} has rlhf_patches, but it is off: {_ADVICE}")
             else:
                 states[where] = state
     if driver:
         states["this process"] = this_process()
         if not states["this process"]["active"]:
             problems.append("this process has not called apply()")
-    found = _differences(states)
-    if found:
-        problems.append(f"patches differ:\n{found}")
+    difference = _differences(states)
+    if difference:
+        problems.append(f"patches differ:\n{difference}")
     if problems:
         raise VerifyError("\n".join([f"not all of these {len(handles)} actors have the same patches:", *problems]))
     return states
 
 
-_ADVICE = "start Ray with ray.init(runtime_env=rlhf_patches.ray.runtime_env()); an actor keeps what it started with"
+_ADVICE = "start Ray with ray.init(runtime_env=rlhf_patches.ray.runtime_env()); an actor keeps its initial environment"
 
 
 def _copied(base: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -193,24 +193,25 @@ def _copied(base: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _validate(where: str, variables: Mapping[str, str], names: tuple[str, ...], hint: str) -> None:
-    """Raise unless the variables mean something, and do not switch off what is to be switched on."""
+    """Check that the variables are valid, and do not disable the patches."""
     try:
         settings.from_environment(names, hint, variables)
         settings.log_level(variables)
         off = PREFIX + "AUTOLOAD" in variables and not settings.truth("AUTOLOAD", variables)
     except SettingsError as error:
         raise SettingsError(f"{error} (in {where})") from None
-    except AttributeError as error:  # not a string; Ray would refuse it, too
-        raise SettingsError(f"{where} has an RLHF_PATCHES_* variable that is no string: {dict(variables)}") from error
+    except AttributeError as error:  # not a string; Ray would also reject it
+        text = f"{where} has an RLHF_PATCHES_* variable that is not a string: {dict(variables)}"
+        raise SettingsError(text) from error
     if off:
         raise SettingsError(
-            f"{where} has RLHF_PATCHES_AUTOLOAD={variables[PREFIX + 'AUTOLOAD']}, but runtime_env() is there to switch "
-            "the patches on: leave one of them out. To run without patches, set RLHF_PATCHES_DISABLE='*'"
+            f"{where} has RLHF_PATCHES_AUTOLOAD={variables[PREFIX + 'AUTOLOAD']}, but runtime_env() enables the "
+            "patches: remove one of the two. To run without patches, set RLHF_PATCHES_DISABLE='*'"
         )
 
 
 def _choice(asked: Asked) -> dict[str, str]:
-    """DISABLE, ONLY and ENABLE as they say what this process applies."""
+    """Return the values of DISABLE, ONLY and ENABLE for the patches that this process applies."""
     disable, only, enable = _CHOICE
     as_set = {name: os.environ.get(name, "") for name in _CHOICE}
     named = settings.split(as_set[enable])
@@ -236,44 +237,45 @@ def _compare_choices(asked: Asked, wanted: Mapping[str, str], own: Mapping[str, 
     differing = set(_effective(asked, here)) ^ set(_effective(asked, there))
     if differing and any(here.values()):
         raise SettingsError(
-            f"the runtime environment has {_said(there)}, but this process has chosen what {_said(here)} would: they "
-            f"differ in {', '.join(sorted(differing))}. Leave it out of the runtime environment, or choose the same"
+            f"the runtime environment has {_assignments(there)}, but this process selects patches like "
+            f"{_assignments(here)}: they differ in {', '.join(sorted(differing))}. Remove the variables from the "
+            "runtime environment, or select the same patches"
         )
 
 
-def _said(variables: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in variables.items() if value) or "no choice"
+def _assignments(variables: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in variables.items() if value) or "no selection"
 
 
 def _chained(theirs: Callable[[], Any] | str | None) -> Callable[[], Any] | str:
-    """Ours, and after it the hook that was there."""
+    """Return our hook, followed by the existing hook."""
     if theirs is None or theirs == _OURS or getattr(theirs, "runs_ours", False):
         return theirs or _OURS
 
-    # A function within a function is pickled as it is, so Ray can run it, and say what is missing, where we are not
-    # installed. It must not refer to this module's globals.
+    # A nested function is pickled by value, so Ray can run it without our package and report what is missing. It must
+    # not use this module's globals.
     def ours_first(ours: str = _OURS, theirs: Any = theirs) -> None:
         import importlib
 
-        def found(path: str) -> Any:
+        def loaded(path: str) -> Any:
             module, _, name = path.rpartition(".")
             return getattr(importlib.import_module(module), name)
 
-        found(ours)()
-        (found(theirs) if isinstance(theirs, str) else theirs)()
+        loaded(ours)()
+        (loaded(theirs) if isinstance(theirs, str) else theirs)()
 
     ours_first.runs_ours = True  # type: ignore[attr-defined]
     return ours_first
 
 
 def this_process() -> dict[str, Any]:
-    """This process in plain values. Where the site hook still waits for a framework, the engine is loaded now.
+    """Describe this process in plain values. If the site hook still waits for a framework, load the engine now.
 
     Returns:
-        an `rlhf_patches.runs.processes.Process` without a rank, and ``active`` (False: nothing has called `apply`).
+        an `rlhf_patches.runs.processes.Process` without a rank, and ``active`` (False: `apply` was not called).
 
     Raises:
-        SettingsError: a variable of this process is wrong.
+        SettingsError: a variable of this process is invalid.
         PatchError: strict mode and a refused or failed patch.
     """
     site_hook.load_now()
@@ -293,7 +295,7 @@ def _differences(states: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 
 def _probe() -> Callable[[Any], dict[str, Any]]:
-    """What each actor runs. Pickled as it is, like the hook above: it runs where we are not installed, too."""
+    """Return the function that each actor runs. Like the hook above it is pickled by value."""
 
     def state_of(actor: Any) -> dict[str, Any]:
         import os
@@ -303,12 +305,12 @@ def _probe() -> Callable[[Any], dict[str, Any]]:
         import ray
 
         context = ray.get_runtime_context()
-        found = {"node_id": context.get_node_id(), "actor_name": context.get_actor_name() or ""}
+        identity = {"node_id": context.get_node_id(), "actor_name": context.get_actor_name() or ""}
         try:
             from rlhf_patches.ray import this_process
         except ImportError as error:
             missing = {"missing": str(error), "executable": sys.executable}
-            return {"host": socket.gethostname(), "pid": os.getpid(), **found, **missing}
-        return {**this_process(), **found}
+            return {"host": socket.gethostname(), "pid": os.getpid(), **identity, **missing}
+        return {**this_process(), **identity}
 
     return state_of

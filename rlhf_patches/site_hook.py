@@ -1,13 +1,13 @@
-"""Runs at the start of every interpreter of an environment where the hook is on: nothing but sys and os here.
+"""Runs at the start of every interpreter of an environment with the hook on, so it imports only sys and os.
 
-A finder waits for the first import of a watched framework; only then is the engine loaded, right before the module
-runs. Everything else (pip, a linter, a data script) runs as if this package were not there.
+A finder waits for the first import of a watched framework, and loads the engine right before the module runs. Other
+programs (pip, a linter, a data script) are not affected.
 """
 
 import atexit
 import os
 import sys
-from _thread import RLock, get_ident  # what threading has; threading itself need not be imported yet
+from _thread import RLock, get_ident  # threading's primitives, without importing threading
 
 from . import import_system, installed
 from .import_system import no_signal
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from typing import Any
 
-# Written by tools/derive.py: top-level modules of the built-in patches' targets, and torch, so that patches of other
-# distributions for anything on top of torch are in time too. More names come from RLHF_PATCHES_WATCH, and from plugins
-# that are installed.
+# Written by tools/derive.py: top-level modules of the built-in patches' targets, and torch, so that other
+# distributions' patches for packages that use torch are applied in time. RLHF_PATCHES_WATCH and installed plugins add
+# more names.
 WATCHED = (
     "torch",
     "accelerate",
@@ -39,9 +39,9 @@ WATCHED = (
     "verl",
     "vllm",
 )
-# Python imports these at every start, mostly in vain. What they import is looked at.
+# Python tries to import these at every start. Their own imports are observed.
 _OF_SITE = ("sitecustomize", "usercustomize")
-# Without them nobody could mend an environment in which a plugin is broken. No patch of a plugin is for them.
+# Required to repair an environment with a broken plugin. No plugin patches them.
 _OF_INSTALLERS = ("pip", "setuptools", "pkg_resources", "wheel", "rlhf_patches")
 _OFF = ("", "0", "false", "no", "off")
 _TIMEOUT = 60.0  # seconds
@@ -49,19 +49,19 @@ _looked = False
 
 
 class NotActiveError(RuntimeError):
-    """The engine could not be loaded, and the user has asked for a run that does not begin unpatched.
+    """The engine could not be loaded, and the user requires a patched run.
 
-    No ImportError: ``try: import trl`` would take it for "there is no trl".
+    Not an ImportError: ``try: import trl`` would treat it as a missing trl.
     """
 
 
 class _FirstImport(import_system.Observer):
-    """A meta path finder that finds nothing of its own, and loads the engine when a watched module is about to run."""
+    """A meta path finder that locates no modules itself, and loads the engine before a watched module runs."""
 
     def __init__(self, watched: frozenset[str]) -> None:
         self.watched = watched
-        self._plugins: bool | None = None  # whether there may be any that have not been asked what they patch
-        self._unknown = False  # what they patch: then anything can be it
+        self._plugins: bool | None = None  # whether there may be plugins whose targets are not known yet
+        self._unknown = False  # whether the targets are unknown: then any import may be one
         self._lock = RLock()
         self._loading_thread: int | None = None
         self._finder: Any = None  # the engine's, once the patches are applied
@@ -73,39 +73,39 @@ class _FirstImport(import_system.Observer):
         if target is not None or not self._may_concern(fullname.partition(".")[0]):
             return None
         if self._finder is not None:
-            # It stands in front, but Python may have passed that place before it came there.
+            # It is the first finder, but Python may have passed that position before.
             return self._finder.find_spec(fullname, path, target)  # type: ignore[no-any-return]
         if self._loading_thread == get_ident() or (self._problem is not None and not _demanded()):
             return None
         spec = import_system.ask_the_others(self, fullname, path, target)
         if spec is not None and not import_system.observe(spec, self) and fullname.partition(".")[0] in self.watched:
-            # Not remembered as the problem: the next framework may load the engine.
+            # Not stored as the problem: the next framework may load the engine.
             self._go_on_without(
-                f"the import of {fullname} cannot be watched, since its finder gives a {type(spec).__name__}, not a "
-                "ModuleSpec as Python's own"
+                f"the import of {fullname} cannot be watched: its finder returns a {type(spec).__name__}, not a "
+                "ModuleSpec"
             )
         return spec
 
     def begins(self, spec: "ModuleSpec") -> None:
-        """Load the engine, and have it announce this very module when it has run."""
+        """Load the engine, which announces this module when it has run."""
         before = sys.modules.get(spec.name)
         if self._plugins:
             self._ask_plugins()
         if spec.name.partition(".")[0] in self.watched or self._unknown or self._passed():
             self.turns_lazy(spec)
         module = sys.modules.get(spec.name)
-        # A plugin has imported it meanwhile. It must not run a second time: torch, for one, could not.
+        # A plugin has imported it meanwhile. It must not run again: torch, for example, cannot.
         if module is not before and module is not None:
             import_system.Instead(spec, module)
 
     def turns_lazy(self, spec: "ModuleSpec") -> None:
-        """The engine must be there before the module runs."""
+        """Load the engine before the module runs."""
         self.load_engine()
         if self._finder is not None:
             self._finder.adopt(spec)
 
     def _may_concern(self, top: str) -> bool:
-        """Whether the engine has to be there before a module runs; without an import, so that is not certain."""
+        """Whether the engine may have to be loaded before a module runs; determined without an import."""
         if top in self.watched:
             return True
         if top.startswith("_") or top in _OF_SITE or top in _OF_INSTALLERS or top in sys.stdlib_module_names:
@@ -117,17 +117,17 @@ class _FirstImport(import_system.Observer):
         return self._plugins or self._unknown or (sys.meta_path[0] is not self and bool(self._passed()))
 
     def _passed(self) -> list[str]:
-        """What is waited for, and was imported and not seen: another finder has come in front of this one, say."""
+        """Return the watched modules that were imported unnoticed, for example because of another first finder."""
         engine = getattr(sys.modules.get("rlhf_patches.engine.engine"), "engine", None)
         if self._finder is not None or (engine is not None and engine.is_called):  # here, or by the user
             return []
         return [name for name in sorted(self.watched) if _is_imported(name)]
 
     def _ask_plugins(self) -> None:
-        """Wait for what installed plugins patch, too.
+        """Also watch the targets of installed plugins.
 
-        Where one cannot say what it patches, or RLHF_PATCHES_PLUGINS is wrong, any import may be of what it patches. So
-        the engine is loaded at the next one, and says what is wrong, or raises it.
+        If a plugin's targets are unknown, or RLHF_PATCHES_PLUGINS is invalid, any import may be a target. So the engine
+        is loaded at the next import, and reports or raises the error.
         """
         with import_system.loading():
             if not self._lock.acquire(timeout=_TIMEOUT):
@@ -138,8 +138,8 @@ class _FirstImport(import_system.Observer):
                     try:
                         from .definitions import registry
 
-                        found, failures = registry.listed()
-                        modules = [name for patch, _ in found for name in patch.modules]
+                        patches, failures = registry.listed()
+                        modules = [name for patch, _ in patches for name in patch.modules]
                         self.watched |= {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
                         self._unknown = bool(failures)
                     except no_signal(Exception, SystemExit):
@@ -154,18 +154,18 @@ class _FirstImport(import_system.Observer):
         """Load the engine and apply the patches, once.
 
         Raises:
-            SettingsError, PatchError, VerifyError: as `rlhf_patches.apply`. Every import of a framework raises it
-                anew, in case the first one is caught.
+            SettingsError, PatchError, VerifyError: see `rlhf_patches.apply`. Every import of a framework raises it
+                again, in case the first one is caught.
             NotActiveError: the engine could not be loaded, and RLHF_PATCHES_STRICT or RLHF_PATCHES_VERIFY is set.
         """
         if self._loading_thread == get_ident():
             return  # a plugin imports a framework
-        with import_system.loading():  # while this thread waits, too: it holds the lock of its framework's module
+        with import_system.loading():  # also while this thread waits: it holds the lock of its framework's module
             self._load_engine()
 
     def _load_engine(self) -> None:
-        # Another thread that imports a framework meanwhile has to wait, or its import would go unpatched. It does
-        # not wait for ever: a plugin may import what that thread is just importing.
+        # Another thread that imports a framework meanwhile must wait, or its import would be unpatched. The wait has a
+        # timeout: a plugin may import the module that the other thread is importing.
         if not self._lock.acquire(timeout=_TIMEOUT):
             self._go_on_without(f"another thread has been loading the engine for {_TIMEOUT:.0f} s")
             return
@@ -186,10 +186,10 @@ class _FirstImport(import_system.Observer):
             from .engine import import_hooks, log
 
             log.logger()  # imports logging
-        except no_signal(Exception, SystemExit) as error:  # a file that is named like a dependency does what it likes
+        except no_signal(Exception, SystemExit) as error:  # a user's file with a dependency's name may raise anything
             self._problem = (
-                f"the engine could not be loaded, {type(error).__name__}: {error}. Is rlhf-patches installed with all "
-                "that it depends on, and is no file of yours named as these are (logging.py, say)?"
+                f"the engine could not be loaded, {type(error).__name__}: {error}. Are all dependencies of "
+                "rlhf-patches installed, and does no file of yours have the name of one (such as logging.py)?"
             )
             self._go_on_without(self._problem)
             return
@@ -203,10 +203,10 @@ class _FirstImport(import_system.Observer):
 
                 start.arm()
         except (settings.SettingsError, status.PatchError):
-            # The user asked for what cannot be, or for strictness: the run must not begin.
+            # Invalid settings, or strict mode: the run must not start.
             raise
         except no_signal(Exception) as error:
-            if _demanded() and not isinstance(error, ImportError):  # VerifyError, say
+            if _demanded() and not isinstance(error, ImportError):  # such as VerifyError
                 raise
             self._go_on_without(f"{type(error).__name__}: {error}")
         self._finder = import_hooks.finder
@@ -217,12 +217,12 @@ class _FirstImport(import_system.Observer):
                 f"RLHF_PATCHES_{_demanded()} is set, and rlhf_patches is NOT ACTIVE: {problem}. To run unpatched, set "
                 "RLHF_PATCHES_AUTOLOAD=0"
             )
-        if not self._complained:  # one line, however many modules a framework has
+        if not self._complained:  # one line for all modules of a framework
             self._complained = True
             _complain(f"NOT ACTIVE: {problem}")
 
     def at_exit(self) -> None:
-        """Say that a framework was imported past us; where a patched run is demanded, by the exit status, too."""
+        """Report that a framework was imported without the hook; also by the exit status if patches are required."""
         passed = self._passed()
         if not passed or self._complained:
             return
@@ -230,8 +230,8 @@ class _FirstImport(import_system.Observer):
         kind = first if isinstance(first, type) else type(first)
         by = "" if first is self else f" (in front of it is {kind.__module__}.{kind.__qualname__})"
         _complain(
-            f"NOT ACTIVE: imported past the site hook{by}: {', '.join(passed)}. Call rlhf_patches.apply() after that "
-            "import, or in front of whatever imports it in a way of its own"
+            f"NOT ACTIVE: imported without the site hook{by}: {', '.join(passed)}. Call rlhf_patches.apply() after "
+            "that import, or before the code that imports it in another way"
         )
         if _demanded():
             from . import exit_status
@@ -239,14 +239,14 @@ class _FirstImport(import_system.Observer):
             exit_status.fail()
 
     def _after_fork(self) -> None:
-        if self._loading_thread != get_ident():  # a plugin may fork, and go on in the child
+        if self._loading_thread != get_ident():  # a plugin may fork, and continue in the child
             self._lock, self._loading_thread = RLock(), None
 
 
 def _plugins_installed() -> bool:
-    """Whether a distribution other than ours may list patches that may be used; nothing is imported.
+    """Whether another distribution may provide allowed patches; nothing is imported.
 
-    Where the path has more than folders only importlib.metadata can tell. It is asked when the plugins are.
+    If the path has entries other than folders, only importlib.metadata knows. It is used when the plugins are loaded.
     """
     named = os.environ.get("RLHF_PATCHES_PLUGINS", "").strip().lower()
     if named:  # and an error if it is not installed
@@ -255,14 +255,14 @@ def _plugins_installed() -> bool:
 
 
 def _is_our_command() -> bool:
-    """Whether this is ``rlhf-patches``, which says what is wrong with a plugin, and patches nothing."""
+    """Whether this is the ``rlhf-patches`` command, which reports broken plugins and patches nothing."""
     command: str = (getattr(sys, "argv", None) or [""])[0]
     return os.path.basename(command) == "rlhf-patches" or command.endswith(os.path.join("rlhf_patches", "__main__.py"))
 
 
 def _is_imported(name: str) -> bool:
-    """Whether a module was found and run, and not put into sys.modules by hand, as stand-ins of tests are."""
-    try:  # without attribute access: that makes a lazy module run
+    """Whether a module was really imported, and not put into sys.modules by hand, as tests do."""
+    try:  # without attribute access, which loads a lazy module
         spec = object.__getattribute__(sys.modules[name], "__dict__").get("__spec__")
     except (KeyError, AttributeError):
         return False
@@ -270,7 +270,7 @@ def _is_imported(name: str) -> bool:
 
 
 def _demanded() -> str | None:
-    """The variable that asks for a run which is patched or does not begin; None if neither is set."""
+    """Return the variable that requires a patched run; None if neither is set."""
     for name in ("STRICT", "VERIFY"):
         if os.environ.get(f"RLHF_PATCHES_{name}", "").strip().lower() not in _OFF:
             return name
@@ -278,9 +278,9 @@ def _demanded() -> str | None:
 
 
 def install(default: str = "0", watch: tuple[str, ...] = ()) -> None:
-    """Wait for the first import of a framework, if RLHF_PATCHES_AUTOLOAD (``default`` when unset) says so.
+    """Wait for the first import of a framework, if RLHF_PATCHES_AUTOLOAD (``default`` if unset) is on.
 
-    In a virtual environment a ``.pth`` file can be executed twice; the second time does nothing.
+    In a virtual environment a ``.pth`` file can run twice; the second run does nothing.
     """
     value = os.environ.get("RLHF_PATCHES_AUTOLOAD", default).strip().lower()
     if value in _OFF:
@@ -293,12 +293,12 @@ def install(default: str = "0", watch: tuple[str, ...] = ()) -> None:
     names = frozenset(name.strip().partition(".")[0] for name in (*WATCHED, *watch, *extra) if name.strip())
     standard = names & sys.stdlib_module_names
     if standard:  # the first import of a framework raises a SettingsError for it
-        _complain(f"RLHF_PATCHES_WATCH names {', '.join(sorted(standard))} of the standard library: not waited for")
+        _complain(f"RLHF_PATCHES_WATCH names {', '.join(sorted(standard))} of the standard library: ignored")
     finder = _FirstImport(names - standard)
     sys.meta_path.insert(0, finder)
     atexit.register(finder.at_exit)
     run = os.environ.get("RLHF_PATCHES_RUN")
-    if run:  # `rlhf-patches run` looks at its end whether there was such a process
+    if run:  # `rlhf-patches run` checks at its end whether there was such a process
         try:
             os.utime(run)
         except OSError:  # another host, or the run is over
@@ -306,13 +306,13 @@ def install(default: str = "0", watch: tuple[str, ...] = ()) -> None:
 
 
 def _look_for_mistakes() -> None:
-    """The hook is off, nobody said so, and other variables are set: one of no meaning is said at once.
+    """Report unknown variables at once if the hook is off because RLHF_PATCHES_AUTOLOAD is unset.
 
-    The others are looked at when the process ends. Whoever calls `apply` sets them rightly, and may call it after a
-    framework's import: before the end nobody can tell.
+    The other variables are checked at exit: they are valid if `apply` is called, which may be after a framework's
+    import.
     """
     global _looked
-    if _looked or _is_our_command() or "rlhf_patches" in sys.orig_argv:  # which says it itself
+    if _looked or _is_our_command() or "rlhf_patches" in sys.orig_argv:  # which reports it itself
         return
     _looked = True
     from . import settings
@@ -326,7 +326,7 @@ def _look_for_mistakes() -> None:
 
 
 def _say_unpatched(variables: "list[str]") -> None:
-    """At the end: a framework was imported, and nobody has loaded the engine for which these variables are."""
+    """At exit, report that a framework was imported and the engine was not, although variables are set."""
     imported = [name for name in WATCHED if name != "torch" and _is_imported(name)]  # torch: a launcher's, inductor's
     if not imported or "rlhf_patches.engine.engine" in sys.modules:
         return
@@ -342,25 +342,25 @@ def _say_unpatched(variables: "list[str]") -> None:
 
 
 def setup_ray_worker() -> None:
-    """Ray's ``worker_process_setup_hook``, which runs before a worker's first task: `install`, where no .pth has.
+    """Ray's ``worker_process_setup_hook``, which runs before a worker's first task: `install`, if no .pth has run it.
 
     Raises:
-        SettingsError: Ray has imported a framework before, and a variable is wrong.
-        PatchError: the same in strict mode, and a patch is refused or failed.
+        SettingsError: Ray has already imported a framework, and a variable is invalid.
+        PatchError: Ray has already imported a framework, and in strict mode a patch is refused or failed.
     """
     install(default="1")
     load_now(only_if_late=True)
 
 
 def load_now(only_if_late: bool = False) -> None:
-    """Where the hook waits for the first import of a framework: do now what that import would do.
+    """If the hook waits for the first import of a framework, load the engine now.
 
     Args:
-        only_if_late: do it only if that import was before the hook.
+        only_if_late: only if that import was before the hook.
 
     Raises:
-        SettingsError: as that import would.
-        PatchError: as that import would.
+        SettingsError: as on that import.
+        PatchError: as on that import.
     """
     for finder in list(sys.meta_path):
         if isinstance(finder, _FirstImport) and (not only_if_late or any(n in sys.modules for n in finder.watched)):
@@ -370,5 +370,5 @@ def load_now(only_if_late: bool = False) -> None:
 def _complain(message: str) -> None:
     try:
         sys.stderr.write(f"[rlhf_patches] {message}\n")
-    except Exception:  # there is no standard error, or it is full
+    except Exception:  # standard error is missing or full
         pass

@@ -1,7 +1,7 @@
-"""Figures of a run that a `Watch` notes: what each was at worst, and one line in the log where it is out of its limit.
+"""Figures of a run that a `Watch` records: the worst value of each, and one warning if it exceeds its limit.
 
-A figure is what the framework has computed already, as a number of Python's: to make one of a tensor on a GPU is to
-wait for that GPU, so no implementation does. Whatever goes wrong in looking goes to the log at level debug.
+A figure is a Python number that the framework has already computed: converting a GPU tensor would wait for the GPU, so
+no implementation does it. Errors of a watch are logged at level debug.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from .engine.log import logger, speaks
 from .import_system import no_signal
 
 _USUAL = 10
-"""Of so many first values the median is what is usual in this run."""
+"""The number of first values whose median is the usual value of this run."""
 
 
 T = TypeVar("T")
 
 
 class Runs(Generic[T]):
-    """Something for each run of this process, as long as an object of the run's own lives, its trainer say.
+    """A value for each run of this process, as long as the run's object, such as its trainer, lives.
 
     Args:
-        make: makes it, of a run that is new.
+        make: creates the value of a new run.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:
@@ -39,7 +39,7 @@ class Runs(Generic[T]):
         self._known: dict[int, tuple[object, T]] = {}
 
     def of(self, run: object) -> T:
-        """What a run has. All objects without weak references, None say, have one together."""
+        """Return a run's value. All objects without weak references, such as None, share one."""
         known, key = self._known, id(run)
         if key in known:
             return known[key][1]
@@ -54,17 +54,17 @@ class Runs(Generic[T]):
 class _Run:
     first: list[float] = field(default_factory=list)
     gravest: int = 0
-    """The gravest that was: 1 what is unusual, 2 what is above the limit."""
+    """The gravest level so far: 1 unusual, 2 above the limit."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known to make a figure larger in a run in which nothing is wrong.
+    """A known harmless cause of larger values.
 
     Attributes:
-        says: what it is, a sentence for the line in the log.
-        usual: whether it does so from the beginning, so that only what is unusual in this run means anything; else
-            only the limit does.
+        says: a sentence on the cause for the log.
+        usual: whether it applies from the beginning, so that only values that are unusual in this run count; else only
+            the limit counts.
     """
 
     says: str
@@ -72,17 +72,17 @@ class Known:
 
 
 class Figure:
-    """One figure of the rollouts, of each run of this process.
+    """One figure of the rollouts, for each run of this process.
 
     Args:
         watch: the name of the `Watch`.
-        what: of `settings.FIGURES`, by which ``RLHF_PATCHES_LIMITS`` sets its limit.
-        says: what a value means, for the line in the log; ``{}`` stands for the value.
+        what: the figure's name in `settings.FIGURES`, for ``RLHF_PATCHES_LIMITS``.
+        says: the meaning of a value for the log; ``{}`` is replaced by the value.
         limit: values above it give a warning.
-        times: values above so many times what is usual in this run give one too; None: they do not.
-        floor: but none below this.
-        points_to: patches and advices for bugs that show in it.
-        local: whether each rank has values of its own; else only the rank that logs says it.
+        times: values above this multiple of the usual value also give a warning; None: they do not.
+        floor: the smallest value that ``times`` applies to.
+        points_to: patches and advices for bugs that affect the figure.
+        local: whether each rank has its own values; else only the logging rank warns.
     """
 
     def __init__(
@@ -108,14 +108,14 @@ class Figure:
     def note(
         self, value: float, at: str = "", run: object = None, known: Callable[[], Known | None] | None = None
     ) -> None:
-        """A value of a run.
+        """Record a value of a run.
 
-        Says so once if it is out of the limit, as NaN is; once before that if it is unusual in this run.
+        Warn once if it exceeds the limit or is NaN; and once before that if it is unusual in this run.
 
         Args:
-            at: where it was, "step 3" say.
-            run: what the run has for itself, its trainer say; it is not kept alive. None: the process is one run.
-            known: what makes values larger at this moment with nothing wrong; asked where a value is out of the limit.
+            at: the value's place, such as "step 3".
+            run: the run's own object, such as its trainer; it is not kept alive. None: the process is one run.
+            known: returns the current harmless cause of larger values; called if a value exceeds the limit.
         """
         self._count += 1
         if math.isnan(value) or value > self._worst:
@@ -135,7 +135,7 @@ class Figure:
     def _exceeds(
         self, value: float, first: list[float], known: Callable[[], Known | None] | None
     ) -> tuple[int, str, str]:
-        """How grave a value is, 0 where it gives no warning; why; and what is to be said of the run first."""
+        """Return the level of a value (0: no warning), the reason, and the sentence on a harmless cause."""
         own = settings.limit(self.what)
         limit = self.limit if own is None else own
         beyond = math.isnan(value) or value > limit
@@ -144,7 +144,7 @@ class Figure:
         if not beyond and not unusual:
             return 0, "", ""
         larger = None
-        with looking(self.watch):  # what goes wrong in asking makes no value pass
+        with looking(self.watch):  # an error of `known` does not suppress a warning
             larger = known() if known is not None else None
         if larger is not None and not math.isnan(value):
             beyond = beyond and (own is not None or unusual or not larger.usual)
@@ -159,26 +159,26 @@ class Figure:
         for name in self.points_to:
             with contextlib.suppress(settings.SettingsError):
                 off += [name] if engine.may_be_there(name) else []
-        known = f"Known bugs with this sign that nothing repairs here: {', '.join(off)}; " if off else ""
-        return f"{known}`rlhf-patches explain {self.watch}` says what it is a sign of"
+        known = f"Unrepaired known bugs with this sign: {', '.join(off)}; see" if off else "See"
+        return f"{known} `rlhf-patches explain {self.watch}`"
 
     def observed(self) -> dict[str, Any]:
-        """For a report: ``worst``, ``at`` where that was, of how many ``values``, and the ``warning``, if any."""
+        """Return for a report ``worst``, its place ``at``, the number of ``values``, and the ``warning``, if any."""
         if not self._count:
             return {}
-        found = {"worst": finite(self._worst), "at": self._at, "values": self._count}
-        return {self.what: {**found, "warning": self._warning} if self._warning else found}
+        values = {"worst": finite(self._worst), "at": self._at, "values": self._count}
+        return {self.what: {**values, "warning": self._warning} if self._warning else values}
 
 
 def observed(*figures: Figure) -> dict[str, Any]:
-    """What a `Watch` says in reports."""
-    return {what: found for figure in figures for what, found in figure.observed().items()}
+    """Return the observations of a `Watch` for reports."""
+    return {what: values for figure in figures for what, values in figure.observed().items()}
 
 
 @contextlib.contextmanager
 def looking(watch: str) -> Iterator[None]:
-    """Around whatever a watch does: a run goes on as without it."""
+    """A context for a watch's code: its errors do not affect the run."""
     try:
         yield
     except no_signal(Exception) as error:
-        logger().debug("%s could not look: %s: %s", watch, type(error).__name__, error)
+        logger().debug("%s failed: %s: %s", watch, type(error).__name__, error)

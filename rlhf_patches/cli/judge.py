@@ -137,7 +137,7 @@ def _others(count: int, absent: list[PatchReport]) -> list[str]:
 
 
 def _hook_state() -> str:
-    file = hook_files.found()
+    file = hook_files.active()
     outside = hook_files.outside()
     if file is None and outside:
         return (

@@ -91,7 +91,7 @@ def run(command: list[str]) -> int:
     os.environ.update(environment)
     settings.from_environment([item.patch.name for item in registered])
     settings.log_level()
-    if not hook_files.found():
+    if not hook_files.active():
         raise UsageError(hook_files.NONE.format(", so the command would run unpatched"))
     # This environment's programs first: another environment's `python` has another hook, or none.
     folders = (sysconfig.get_path("scripts"), os.path.dirname(sys.executable), *os.get_exec_path())

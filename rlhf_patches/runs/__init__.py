@@ -1,1 +1,1 @@
-"""The processes of a run: whether they are alike, and what they have said."""
+"""The processes of a run: comparison of their patches, and their report files."""

@@ -1,4 +1,4 @@
-"""Python processes that this one starts and does not fork. They import everything anew: the site hook patches them."""
+"""Python processes that this process spawns. They import everything again, so the site hook patches them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import sys
 from .. import settings
 from ..settings import SettingsError
 
-NOTE = "child processes that are spawned are patched only where they call apply(): apply(children=True) reaches them"
-"""What a report says where the patches of this process are its own."""
+NOTE = "spawned child processes are patched only if they call apply(); apply(children=True) patches them"
+"""The note of a report if only this process is patched."""
 
 _VARIABLE = settings.PREFIX + "AUTOLOAD"
 _set_by_us = False
 
 
 def check() -> None:
-    """Raise unless `reach` can do what it is for.
+    """Raise unless `reach` can work.
 
     Raises:
         SettingsError: this environment has no site hook, or RLHF_PATCHES_AUTOLOAD is wrong or switches it off.
@@ -26,15 +26,15 @@ def check() -> None:
 
     if _VARIABLE in os.environ and not settings.truth("AUTOLOAD"):
         raise SettingsError(
-            f"{_VARIABLE}={os.environ[_VARIABLE]} keeps child processes unpatched, but apply(children=True) is there "
-            "to patch them: leave one of them out"
+            f"{_VARIABLE}={os.environ[_VARIABLE]} keeps child processes unpatched, but apply(children=True) patches "
+            "them: remove one of the two"
         )
-    if not hook_files.found():
-        raise SettingsError(hook_files.NONE.format(", so apply(children=True) would reach no child"))
+    if not hook_files.active():
+        raise SettingsError(hook_files.NONE.format(", so apply(children=True) would patch no child"))
 
 
 def reach() -> None:
-    """Have the site hook patch the processes that this one starts from now on, and theirs."""
+    """Let the site hook patch the processes that this process starts from now on, and their children."""
     global _set_by_us
     if _VARIABLE not in os.environ:
         os.environ[_VARIABLE] = "1"
@@ -42,7 +42,7 @@ def reach() -> None:
 
 
 def leave() -> None:
-    """Undo `reach`, for those that are started from now on."""
+    """Undo `reach` for processes that are started from now on."""
     global _set_by_us
     if _set_by_us:
         os.environ.pop(_VARIABLE, None)
@@ -50,13 +50,13 @@ def leave() -> None:
 
 
 def are_reached() -> bool:
-    """Whether the site hook patches the processes that this one starts."""
-    # What has switched it on here is inherited. `site_hook` is not imported for this, as in its own `install`.
+    """Whether the site hook patches the processes that this process starts."""
+    # Children inherit what enabled the hook here. `site_hook` is not imported for this, as in its own `install`.
     if any(type(finder).__name__ == "_FirstImport" for finder in sys.meta_path):
         return True
-    with contextlib.suppress(SettingsError):  # taken as 1 there
+    with contextlib.suppress(SettingsError):  # the site hook treats it as 1
         if not settings.truth("AUTOLOAD"):
             return False
-    from .. import hook_files  # site and sysconfig, which most runs need not have
+    from .. import hook_files  # imports site and sysconfig, which most runs do not need
 
-    return hook_files.found() is not None
+    return hook_files.active() is not None

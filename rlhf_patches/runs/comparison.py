@@ -1,6 +1,6 @@
-"""Whether processes that run now have the same patches in force: what is compared, and how a difference is told.
+"""Compares the patches that are in force in running processes, and describes the differences.
 
-Plain data and no torch; `process_group` carries it between the ranks, `rlhf_patches.ray` from the actors.
+It uses plain data and no torch; `process_group` exchanges it between ranks, `rlhf_patches.ray` gets it from actors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..import_system import no_signal
 from ..ranks import ranks_text
 from .processes import Effect, Process, grouped
 
-# What an import ends in is decided by version and code, so where one rank has imported it, the others will follow.
+# Version and code decide the outcome of an import, so the others follow a rank that has imported the module.
 _DECIDED_BY_CODE = (Status.APPLIED, Status.REFUSED, Status.UNAFFECTED)
 _SWITCHED_OFF = (Status.DISABLED.value, Status.INACTIVE.value)
 _MOST_PATCHES = 10
@@ -34,58 +34,58 @@ _MOST_CHARACTERS = 300  # of a reason
 
 
 class VerifyError(RuntimeError):
-    """Processes that belong together do not run the same patches, or could not be compared."""
+    """Processes of one run have different patches, or could not be compared."""
 
 
 # ------------------------------------------------------------------------------------- of one process
 
 
 def own_process(rank: int | None, engine: Engine) -> Process:
-    """This process. An exception of the engine becomes its problem: the other ranks must not wait for it."""
+    """Describe this process. An exception of the engine becomes its problem: the other ranks must not wait."""
     problem = None
-    found: dict[str, Effect] = {}
+    own_effects: dict[str, Effect] = {}
     try:
-        found = effects(engine)
+        own_effects = effects(engine)
     except no_signal(Exception) as error:
         problem = f"{type(error).__name__}: {error}"
     name = None if rank is None else str(rank)
-    return Process(socket.gethostname(), os.getpid(), name, {"rlhf-patches": __version__}, found, problem)
+    return Process(socket.gethostname(), os.getpid(), name, {"rlhf-patches": __version__}, own_effects, problem)
 
 
 def to_dict(process: Process) -> dict[str, Any]:
-    """In values that JSON has."""
+    """Return values that JSON can represent."""
     return asdict(process)
 
 
 def from_dict(values: Mapping[str, Any]) -> Process:
-    """The inverse of `to_dict`; other keys do not count."""
+    """Invert `to_dict`; other keys are ignored."""
     effects = {name: Effect(**effect) for name, effect in values["effects"].items()}
     return Process(**{**{each.name: values[each.name] for each in fields(Process)}, "effects": effects})
 
 
 def effects(engine: Engine) -> dict[str, Effect]:
-    """What every patch does in this process, or will do once its modules are imported, to be compared with others.
+    """Return what every patch does in this process, or will do once its modules are imported, for the comparison.
 
-    No module of a framework is imported, and nothing changed. An advice and a watch change nothing, so they
-    make no difference.
+    No module of a framework is imported, and nothing is changed. An advice and a watch change nothing, so they are
+    left out.
     """
     carried = (each for each in engine.carried() if each[0].kind == PATCH)
-    found = {patch.name: effect(patch, row, texts) for patch, row, texts in carried}
+    by_name = {patch.name: effect(patch, row, texts) for patch, row, texts in carried}
     if not settings.truth("OBSERVE"):
-        return found
-    # What waits for its import will be observed then, as it is on a rank that has had it.
+        return by_name
+    # A pending patch will be observed on import, as on a rank that has imported it.
     observed = Effect(Status.OBSERVED.value)
     alike = (Status.PENDING.value, observed.status)
-    return {name: observed if each.status in alike else each for name, each in found.items()}
+    return {name: observed if each.status in alike else each for name, each in by_name.items()}
 
 
 def effect(patch: KnownBug | Listed, row: PatchReport, texts: Mapping[str, str]) -> Effect:
-    """What a patch does, or will do once its modules are imported. Nothing is imported, and nothing parsed.
+    """Return what a patch does, or will do once its modules are imported. Nothing is imported or parsed.
 
     Args:
         patch: the patch.
         row: its row in the report.
-        texts: if it is applied, the text that each of its modules had then.
+        texts: for an applied patch, the text of each of its modules at that time.
     """
     framework = f"{row.distribution} {row.version or '(version unknown)'}"
     if row.status is Status.ABSENT and row.version is None:
@@ -98,9 +98,9 @@ def effect(patch: KnownBug | Listed, row: PatchReport, texts: Mapping[str, str])
 
 
 def _fingerprint(patch: KnownBug, texts: Mapping[str, str]) -> str:
-    """16 hex digits over the modules that are patched, the patch, and the modules of its implementations.
+    """Return 16 hex digits over the patched modules, the patch, and the modules of its implementations.
 
-    Of text, not of code objects: a module that is not imported yet has none.
+    It is computed from text, not from code objects, which a module that is not imported lacks.
     """
     parts = [
         repr([variant.changes for variant in patch.variants]),
@@ -125,17 +125,17 @@ Who = Callable[[Sequence[Process]], str]
 
 
 def differences(processes: Sequence[Process], who: Who | None = None) -> str | None:
-    """What the processes do not agree on, as text of several lines; None if they agree.
+    """Return the differences between processes, as text of several lines; None if there are none.
 
     Args:
-        processes: in the order in which they are to be named.
-        who: what to call some of them; by default `where`, for ranks.
+        processes: the processes, in the order of the text.
+        who: names a group of processes; by default `where`, for ranks.
     """
     who = who or where
     sections = []
     unable = [(process.problem, process) for process in processes if process.problem is not None]
     if unable:
-        sections.append(_section("these cannot tell their patches", unable, who))
+        sections.append(_section("these could not report their patches", unable, who))
     able = [process for process in processes if process.problem is None]
     for name in dict.fromkeys(name for process in able for name in process.versions):
         versions = [(process.versions.get(name, "unknown"), process) for process in able]
@@ -150,11 +150,11 @@ def differences(processes: Sequence[Process], who: Who | None = None) -> str | N
 
 
 def _difference(name: str, processes: Sequence[Process], who: Who) -> str | None:
-    found = [process.effects.get(name) for process in processes]
-    present = [effect for effect in found if effect is not None]
+    all_effects = [process.effects.get(name) for process in processes]
+    present = [effect for effect in all_effects if effect is not None]
     acts = any(effect.in_force or effect.status == Status.FAILED.value for effect in present)
-    # Where a patch acts nowhere, one that a rank has switched off, or does not know, makes no difference.
-    compared = found if acts else [effect for effect in present if effect.status not in _SWITCHED_OFF]
+    # If a patch acts on no rank, a rank that disabled it or does not know it makes no difference.
+    compared = all_effects if acts else [effect for effect in present if effect.status not in _SWITCHED_OFF]
     decided = {(effect.framework, effect.code): effect.key for effect in present if effect.status in _DECIDED_BY_CODE}
     keys = set()
     for effect in compared:
@@ -171,22 +171,22 @@ def _difference(name: str, processes: Sequence[Process], who: Who) -> str | None
 
     def label(effect: Effect | None) -> str:
         if effect is None:
-            return "not registered: no plugin there brings it"
+            return "not registered: no plugin provides it"
         if not effect.in_force:
             return f"{effect.status} ({effect.reason})"
         code = f", code {effect.code}" if several_codes else ""
         return f"{' or '.join(sorted(statuses[effect.key]))} ({effect.framework}{code})"
 
-    return _section(name, zip(map(label, found), processes, strict=True), who)
+    return _section(name, zip(map(label, all_effects), processes, strict=True), who)
 
 
-def _section(title: str, said: Iterable[tuple[str, Process]], who: Who) -> str:
-    groups = grouped((text, "", process) for text, process in said)
+def _section(title: str, states: Iterable[tuple[str, Process]], who: Who) -> str:
+    groups = grouped((text, "", process) for text, process in states)
     return "\n".join([f"{title}:", *(f"  {who(group.processes)}: {group.what}" for group in groups)])
 
 
 def where(ranks: Sequence[Process]) -> str:
-    """``ranks 0-6 on host-a, host-b`` or ``rank 7 on host-c (pid 4711)``."""
+    """Return ``ranks 0-6 on host-a, host-b`` or ``rank 7 on host-c (pid 4711)``."""
     hosts = list(dict.fromkeys(process.host for process in ranks))
     listed = ", ".join(hosts[:_MOST_HOSTS])
     if len(hosts) > _MOST_HOSTS:

@@ -1,8 +1,8 @@
-"""`verify`: all ranks of a process group find out whether they run the same patches; with RLHF_PATCHES_VERIFY=1 by
-itself, as soon as the default group is there.
+"""`verify`: checks that all ranks of a process group have the same patches; RLHF_PATCHES_VERIFY=1 calls it as soon as
+the default group is initialized.
 
-The ranks exchange a few hundred bytes each through the store that torch.distributed was initialised with: no
-collective, no device, any backend (docs/decisions/0022 has the reasons). torch is used only if it is imported already.
+Each rank exchanges a few hundred bytes through the store of torch.distributed: no collective, no device, any backend
+(docs/decisions/0022 has the reasons). torch is used only if it is already imported.
 """
 
 from __future__ import annotations
@@ -36,37 +36,36 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 TIMEOUT = 600.0
-"""Seconds; as long as torch itself waits for a rank under NCCL."""
-_ONE_WAIT = 30.0  # seconds of one wait for the others: the connection to the store is taken meanwhile
+"""The timeout in seconds, equal to torch's own for NCCL."""
+_ONE_WAIT = 30.0  # seconds of one wait for the others, which blocks the connection to the store
 _FAREWELL = 10.0  # seconds for which the first rank, which may be the store's host, lets the others read the verdict
 _PROTOCOL = "rlhf_patches/verify/1"
 _C10D = "torch.distributed.distributed_c10d"
 
 
 def verify(group: ProcessGroup | None = None, timeout: float | timedelta = TIMEOUT) -> None:
-    """Check that all ranks of a process group have the same patches in force. Every rank of the group has to call it.
+    """Check that all ranks of a process group have the same patches in force. Every rank of the group must call it.
 
-    Compared are, for each patch: whether it is in force (applied, or pending and about to be), the version of the
-    framework, and a fingerprint of the code; and the version of rlhf_patches. Not compared: whether a module has been
-    imported yet, observations, and what makes no difference (a patch that acts on no rank and is disabled on some).
+    For each patch it compares whether the patch is in force (applied, or pending), the version of the framework, and a
+    fingerprint of the code; and the version of rlhf_patches. It does not compare whether a module is imported yet,
+    observations, and differences without effect (a patch that acts on no rank and is disabled on some).
 
-    Nothing is imported or patched. Through the group's store: no collective, no device. A rank that is not a member
-    of the group returns at once, as from torch's collectives, and so does a group of one, and a process that no
-    launcher has started as one of several.
+    It imports and patches nothing, and uses the group's store: no collective, no device. A rank outside the group
+    returns at once, as from torch's collectives; so do a group of one, and a process without a launcher.
 
     Args:
         group: None means the default group.
-        timeout: seconds, or a timedelta, that the first rank to call waits for the last.
+        timeout: seconds, or a timedelta, that the first calling rank waits for the last one.
 
     Raises:
-        VerifyError: on every rank, naming ranks, hosts and differences; or the ranks that did not come in time.
-        SettingsError: an argument is wrong. The other ranks wait for this one then.
+        VerifyError: on every rank, with ranks, hosts and differences; or the ranks that did not call in time.
+        SettingsError: an argument is invalid. The other ranks then wait for this rank.
     """
     limit = settings.seconds(timeout)
-    found = _look_up(group)
-    if found is not None and len(found.ranks) > 1:
-        own = comparison.own_process(found.rank, engine)
-        error = _Exchange(found, limit).run(own)
+    members = _look_up(group)
+    if members is not None and len(members.ranks) > 1:
+        own = comparison.own_process(members.rank, engine)
+        error = _Exchange(members, limit).run(own)
         if error is not None:
             raise VerifyError(error)
 
@@ -76,7 +75,7 @@ def verify(group: ProcessGroup | None = None, timeout: float | timedelta = TIMEO
 
 @dataclass(frozen=True)
 class _Group:
-    """A process group: the ranks are those of the default group, ``rank`` is this process's."""
+    """A process group: ``ranks`` are global ranks, ``rank`` is this process's."""
 
     store: Any
     name: str
@@ -85,17 +84,17 @@ class _Group:
 
 
 def _look_up(group: Any) -> _Group | None:
-    """The group and its store; None if this process is not a member or there are no other processes.
+    """Return the group and its store; None if this process is not a member or there are no other processes.
 
-    Run on torch 2.13. Everything is public there but `_get_default_store`, which torch's own packages use.
+    Tested on torch 2.13. Only `_get_default_store` is not public; torch's own packages use it.
     """
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         rank, _, size = place()
-        # No launcher has started others, and no driver will say so later.
+        # No launcher has started other processes, and no driver will add any.
         if size == "1" or (rank is None and "ray" not in sys.modules):
             return None
-        raise VerifyError("there is no process group yet: call torch.distributed.init_process_group() before verify()")
+        raise VerifyError("there is no process group: call torch.distributed.init_process_group() before verify()")
     if group == dist.GroupMember.NON_GROUP_MEMBER:
         return None
     if group is not None and not isinstance(group, dist.ProcessGroup):
@@ -105,12 +104,12 @@ def _look_up(group: Any) -> _Group | None:
     if backend == "fake" or rank not in ranks:
         return None
     if backend == "mpi":
-        raise VerifyError("the MPI backend has no store, through which verify() could compare the ranks")
+        raise VerifyError("the MPI backend has no store, which verify() needs")
     find = getattr(sys.modules[_C10D], "_get_default_store", None)
     if find is None:
         version = sys.modules["torch"].__version__
         raise VerifyError(f"torch {version} has no {_C10D}._get_default_store, which verify() needs; please report it")
-    # Not a clone() of it: with 32 ranks on one machine a second connection took 5 s.
+    # Not a clone(): with 32 ranks on one machine, a second connection took 5 s.
     store = find()
     everyone = len(ranks) == dist.get_world_size()
     name = "world" if everyone else hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
@@ -121,10 +120,10 @@ def _look_up(group: Any) -> _Group | None:
 
 
 class _Exchange:
-    """One call of `verify` on all ranks. No rank is special, so any of them may be missing and is then named.
+    """One call of `verify` on all ranks. No rank is special, so any rank may be missing and is then named.
 
-    Each rank writes down what it has and counts itself in. The last to come compares and writes the verdict; if none
-    does in time, the first to have waited long enough. The others wait for that one key.
+    Each rank writes its state and increments a counter. The last rank compares and writes the verdict; after a timeout,
+    the first rank that times out does. The others wait for the verdict's key.
     """
 
     def __init__(self, group: _Group, limit: float) -> None:
@@ -133,26 +132,26 @@ class _Exchange:
         self._started = time.monotonic()
 
     def run(self, own: Process) -> str | None:
-        """Take part; returns what is wrong, None if nothing is."""
+        """Take part; return the error, None if there is none."""
         try:
             return self._run(own)
-        except RuntimeError as error:  # what torch's stores raise is that or a subclass
+        except RuntimeError as error:  # torch's stores raise it or a subclass
             raise VerifyError(
-                f"rank {own.rank} has lost the store of the process group during verify(). It lives in the process of "
-                "rank 0, or in the launcher (torchrun), on the master host: that process has ended. "
+                f"rank {own.rank} has lost the store of the process group during verify(). The store's process (rank 0 "
+                "or the launcher, torchrun, on the master host) has ended. "
                 f"{type(error).__name__}: {_first_line(error)}"
             ) from error
 
     def _run(self, own: Process) -> str | None:
         store, ranks, rank = self._group.store, self._group.ranks, self._group.rank
-        # Numbered in the store, not here: a process that was started again, or a group that was initialised again
-        # on the same store, must not read what is left of an earlier call.
+        # The store numbers the calls: a restarted process, or a group that was initialized again on the same store,
+        # must not read the keys of an earlier call.
         self._call = store.add(f"calls/{rank}", 1)
         self._set(f"state/{rank}", comparison.to_dict(own))
         if store.add(self._key("arrived"), 1) == len(ranks) or not self._wait_for_verdict():
             self._decide()
         verdict = self._get("verdict")
-        # The store may live in the first rank's process, which may end right after this.
+        # The first rank's process may host the store, and may end right after this.
         if store.add(self._key("seen"), 1) == verdict["present"]:
             store.set(self._key("done"), "1")
         elif rank == ranks[0]:
@@ -163,18 +162,18 @@ class _Exchange:
         return error
 
     def _wait_for_verdict(self) -> bool:
-        """Whether it came in time."""
+        """Wait for the verdict; return whether it came in time."""
         warned = False
         while (left := self._limit - (time.monotonic() - self._started)) > 0:
             if self._wait("verdict", min(left, _ONE_WAIT)):
                 return True
             if left > _ONE_WAIT and not warned and speaks():
                 warned = True
-                logger().warning("verify() waits for %s, for %.0f s at most", ranks_text(self._missing()), left)
+                logger().warning("verify() waits for %s, at most %.0f s more", ranks_text(self._missing()), left)
         return False
 
     def _decide(self) -> None:
-        """Compare and write the verdict, unless another rank has."""
+        """Compare and write the verdict, unless another rank has written it."""
         if self._group.store.check([self._key("verdict")]):
             return
         missing = self._missing()
@@ -184,17 +183,17 @@ class _Exchange:
             have = "has" if len(missing) == 1 else "have"
             error: str | None = (
                 f"{ranks_text(missing)} of {len(self._group.ranks)} {have} not called rlhf_patches.verify() within "
-                f"{self._limit:.0f} s: killed, stuck, not come this far, or without rlhf_patches (or "
-                f"RLHF_PATCHES_VERIFY). Here {'is' if len(present) == 1 else 'are'} {where(processes)}"
+                f"{self._limit:.0f} s: killed, stuck, not this far yet, or without rlhf_patches (or "
+                f"RLHF_PATCHES_VERIFY). Present: {where(processes)}"
             )
         else:
             error = differences(processes)
             if error is not None:
                 error = (
-                    f"the {len(present)} ranks of this process group do not run the same patches.\n{error}\n"
-                    "`rlhf-patches doctor` on each of these hosts, in the run's environment, says more."
+                    f"the {len(present)} ranks of this process group have different patches.\n{error}\n"
+                    "Run `rlhf-patches doctor` on each of these hosts, in the run's environment, for details."
                 )
-        # Only the first verdict counts: a rank that comes too late must not contradict what the others were told.
+        # Only the first verdict counts: a late rank must not contradict the verdict that the others have read.
         self._group.store.compare_set(self._key("verdict"), "", _pack({"present": len(present), "error": error}))
 
     def _missing(self) -> list[int]:
@@ -209,13 +208,13 @@ class _Exchange:
         return [comparison.from_dict(_unpack(value)) for value in values]
 
     def _wait(self, name: str, seconds: float) -> bool:
-        """Whether the key is there after that time at most."""
+        """Wait for a key; return whether it exists within the time."""
         started = time.monotonic()
         try:
-            # Stores count whole milliseconds, and to most of them 0 is no limit at all.
+            # Stores count whole milliseconds, and most of them treat 0 as no limit.
             self._group.store.wait([self._key(name)], timedelta(milliseconds=math.ceil(seconds * 1000)))
         except RuntimeError:
-            # Only some stores have a type of their own for a timeout. What comes too early is something else.
+            # Only some stores have a timeout exception. An earlier exception has another cause.
             if time.monotonic() - started < 0.9 * seconds:
                 raise
             return False
@@ -246,14 +245,14 @@ def _first_line(error: Exception) -> str:
 # ------------------------------------------------------------------------------------- RLHF_PATCHES_VERIFY
 
 _hooked: dict[FunctionType, tuple[CodeType, CodeType]] = {}
-_verified: int | None = None  # the id() of the default group that was compared last; a reference would keep it alive
+_verified: int | None = None  # the id() of the last compared default group; a reference would keep it alive
 
 
 def arrange() -> None:
-    """Have every default process group verified once: from now on on its initialisation, and now if it is there.
+    """Verify every default process group once: on its initialization, or now if it exists.
 
     Raises:
-        VerifyError: torch's function is not one that can be hooked; or the ranks of the present group differ.
+        VerifyError: torch's function cannot be hooked; or the ranks of the existing group differ.
     """
     import_hooks.watch(_C10D, _hook)
     module = sys.modules.get(_C10D)
@@ -274,10 +273,10 @@ def cancel() -> None:
 
 
 def _hook(name: str, module: ModuleType) -> None:
-    """Have init_process_group call `verify` afterwards. By its code, so that references taken before are reached.
+    """Make init_process_group call `verify` afterwards, by swapping its code, which affects existing references.
 
-    The outermost function, a decorator's: a patch of the function itself keeps out of our way, and torch's logging
-    of exceptions does not count ours.
+    It hooks the outermost function, a decorator's: a patch of the function itself does not conflict, and torch does not
+    log our exceptions.
     """
     function = locating.namespace_of(module).get("init_process_group")
     try:
@@ -293,7 +292,7 @@ def _hook(name: str, module: ModuleType) -> None:
     except no_signal(Exception) as error:
         raise VerifyError(
             f"RLHF_PATCHES_VERIFY is set, but {name}.init_process_group cannot be hooked: {error}. Unset it, and call "
-            "rlhf_patches.verify() after the initialisation"
+            "rlhf_patches.verify() after the initialization"
         ) from error
     _hooked[function] = (function.__code__, code)
     function.__code__ = code
@@ -303,7 +302,7 @@ def _initialise_and_verify(
     wrapped: Callable[..., Any], instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     result = wrapped(*args, **kwargs)
-    # As init_process_group(backend, init_method, timeout, ...) is given, but no longer than by default. 0 is no limit.
+    # The timeout of init_process_group(backend, init_method, timeout, ...), at most the default. 0 is no limit.
     given = args[2] if len(args) > 2 else kwargs.get("timeout")
     seconds = given.total_seconds() if isinstance(given, timedelta) else 0.0
     _verify_default(min(TIMEOUT, seconds) if seconds > 0 else TIMEOUT)
@@ -312,5 +311,5 @@ def _initialise_and_verify(
 
 def _verify_default(timeout: float) -> None:
     global _verified
-    _verified = id(sys.modules[_C10D].GroupMember.WORLD)  # first: not again after a failure, which might hang
+    _verified = id(sys.modules[_C10D].GroupMember.WORLD)  # first: do not verify again after a failure, which might hang
     verify(timeout=timeout)

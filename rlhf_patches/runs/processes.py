@@ -1,4 +1,4 @@
-"""One process of a run, as it describes itself, and which of them say the same."""
+"""The description of one process of a run, and groups of equal processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROBLEMS = (Status.REFUSED.value, Status.FAILED.value)
 
 @dataclass(frozen=True)
 class Effect:
-    """What a patch does in one process. ``code`` is a fingerprint of upstream's modules and of the patch."""
+    """The effect of a patch in one process. ``code`` is a fingerprint of upstream's modules and of the patch."""
 
     status: str
     framework: str = ""
@@ -22,15 +22,15 @@ class Effect:
 
     @property
     def in_force(self) -> bool:
-        """Whether the function runs with the patch, or will from its import on."""
+        """Whether the function runs with the patch, or will after its import."""
         return self.status in (Status.APPLIED.value, Status.PENDING.value)
 
     @property
     def key(self) -> tuple[str | None, ...]:
-        """What has to be equal on all ranks. It does not matter whether a module has been imported already."""
+        """The values that must be equal on all ranks. Whether a module is already imported does not matter."""
         if self.in_force:
             return ("in force", self.framework, self.code)
-        # What a disabled patch's framework is has not been looked at; a failed one's reason names it.
+        # The framework of a disabled patch is not determined; a failed patch's reason names it.
         known = self.status in (Status.ABSENT.value, Status.UNAFFECTED.value, Status.REFUSED.value)
         return (self.status, self.framework) if known else (self.status,)
 
@@ -40,12 +40,12 @@ class Process:
     """One process.
 
     Attributes:
-        host: its name.
-        pid: its process id there.
-        rank: as the launcher has it; None where there is none.
-        versions: of distributions, rlhf-patches among them.
-        effects: what each patch does there.
-        problem: why it cannot say what is in force.
+        host: the host's name.
+        pid: the process id on the host.
+        rank: the launcher's rank; None if there is none.
+        versions: versions of distributions, including rlhf-patches.
+        effects: the effect of each patch.
+        problem: why the process cannot report its patches.
     """
 
     host: str
@@ -59,36 +59,36 @@ class Process:
         return f"{self.host} pid {self.pid}" + (f" rank {self.rank}" if self.rank is not None else "")
 
     def identity(self) -> dict[str, Any]:
-        """Host, pid and rank, in values that JSON has."""
+        """Return host, pid and rank as values that JSON can represent."""
         return {"host": self.host, "pid": self.pid, "rank": self.rank}
 
 
 @dataclass(frozen=True)
 class Group:
-    """Processes that say the same: ``what`` is a status, a version or a failure, ``reason`` one process's words."""
+    """Processes with an equal state: ``what`` is a status, a version or a failure, ``reason`` that of one process."""
 
     what: str
     reason: str
     processes: tuple[Process, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """In values that JSON has."""
+        """Return values that JSON can represent."""
         return {"what": self.what, "reason": self.reason, "processes": [each.identity() for each in self.processes]}
 
 
-def grouped(said: Iterable[tuple[str, str, Process]]) -> tuple[Group, ...]:
-    """By what is said; refusals and failures by their reason too, since each needs its own cure.
+def grouped(states: Iterable[tuple[str, str, Process]]) -> tuple[Group, ...]:
+    """Group processes by state; refusals and failures also by reason, since each needs its own solution.
 
     Args:
-        said: what, the reason, and the process that says it.
+        states: the state, the reason, and the process.
 
     Returns:
         the groups, in the order of their first processes.
     """
-    found: dict[tuple[str, str], list[Process]] = {}
+    groups: dict[tuple[str, str], list[Process]] = {}
     first: dict[tuple[str, str], str] = {}
-    for what, reason, process in said:
+    for what, reason, process in states:
         key = (what, reason if what in PROBLEMS else "")
-        found.setdefault(key, []).append(process)
+        groups.setdefault(key, []).append(process)
         first.setdefault(key, reason)
-    return tuple(Group(key[0], first[key], tuple(members)) for key, members in found.items())
+    return tuple(Group(key[0], first[key], tuple(members)) for key, members in groups.items())

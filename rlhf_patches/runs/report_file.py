@@ -1,27 +1,26 @@
 """RLHF_PATCHES_REPORT: each process keeps one line of JSON about itself in a file that all processes of a run share.
 
-A line that is written at exit only would be missing exactly where it matters: a process that is killed runs no exit
-handler. That is a rank which NCCL's watchdog ends, or the kernel for want of memory, or torchrun because a peer has
-died; and every worker of multiprocessing and Ray. So a process appends its line as soon as a patch has been applied,
-refused or found not to be needed, and from then on rewrites it in place, whenever something changes and at exit.
-``"ended"`` says whether that last time has come.
+A line that is written only at exit would be missing for killed processes, which run no exit handler: a rank that NCCL's
+watchdog, the kernel's out-of-memory killer or torchrun ends, and every worker of multiprocessing and Ray. So a process
+appends its line as soon as a patch is applied, refused or unaffected, and then rewrites it in place on every change and
+at exit. ``"ended"`` states whether the process has exited.
 
-How many writers share one file, with no process in charge:
+Many writers share one file without a coordinator:
 
 - A line is appended in one write with O_APPEND, so no two processes get the same place.
-- It is filled up with spaces (JSON does not mind) to whole pages of 4,096 bytes, and only its own process writes there
-  again. Pages, because a network file system may write back the whole page in which a byte has changed.
-- Appending is done under flock, for network file systems, where O_APPEND alone can lose a line. No process waits for it
-  long. Rewriting needs no lock: no other process writes to these pages.
-- Before a line is rewritten, what was written last must still be there. Where the file was deleted, emptied or
-  replaced, the line is appended anew; nothing is ever written to a place in a file that was not measured.
-- A line that outgrows its room is appended anew, and blanks take its old place.
+- It is padded with spaces (valid JSON) to whole pages of 4,096 bytes, and only its own process rewrites them: a network
+  file system may write back the whole page of a changed byte.
+- Appending takes flock, for network file systems, where O_APPEND alone can lose a line. The wait for it is short.
+  Rewriting needs no lock: no other process writes to these pages.
+- Before a line is rewritten, the last written content must still be there. If the file was deleted, emptied or
+  replaced, the line is appended again; nothing is ever written to an unchecked place in a file.
+- A line that outgrows its space is appended again, and blanks replace the old line.
 
 A variable can name the wrong file, and all users may be able to write to a folder. So nothing is appended to a file
-that holds something else, no link is followed, and in a folder such as /tmp the file must be our user's, by this name
-only.
+with other content, no link is followed, and in a folder such as /tmp the file must belong to our user and have no other
+name.
 
-Nothing here raises, and a failure is said once: a report is not worth a training run.
+Nothing here raises, and a failure is logged once: a report must not stop a training run.
 """
 
 from __future__ import annotations
@@ -52,36 +51,34 @@ from ..engine.log import logger, speaks
 from ..import_system import no_signal
 
 _PAGE = 4096
-_SPARE = 1.25  # room for what an applied patch comes to say of itself
+_SPARE = 1.25  # space for later observations of applied patches
 _TIMEOUT = 5.0  # seconds
 _MODE = 0o644  # less the umask
 _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
-# What every version's lines begin with, `_content` and json.dumps having put it in this order.
+# The beginning of every version's lines, in the order of `_content`.
 _BEGINNING = re.compile(rb'\{"host": "(?:[^"\\]|\\.)*", "pid": \d+, "')
-_HEAD = 16 * 1024  # bytes that are looked at
-# What a framework stands on; said when it is imported already, beside the versions of the frameworks themselves.
+_HEAD = 16 * 1024  # bytes that are checked
+# Dependencies of frameworks; reported if imported, together with the versions of the frameworks.
 _ALSO = ("torch", "transformers", "transformer_engine", "deepspeed", "ray", "vllm", "sglang")
 _LONGEST_TITLE = 100
 _TITLE = re.compile(rb"[A-Za-z]{1,20}::[\w.:-]{1,60}")
-_NAMED = re.compile(r"(?!MainProcess$|.*Process-\d)[\w.:-]{1,60}")  # and not as multiprocessing itself names one
+_NAMED = re.compile(r"(?!MainProcess$|.*Process-\d)[\w.:-]{1,60}")  # not multiprocessing's own names
 _SETTLED = (Status.APPLIED, Status.OBSERVED, Status.UNAFFECTED, Status.REFUSED, Status.FAILED, Status.ADVICE)
 
 
 def keep(path: str, report: Callable[[], Report]) -> Callable[[], None]:
-    """Keep this process's line in the file from now on, and its children's; the first call of a process counts.
+    """Keep the lines of this process and of its children in the file from now on; only the first call counts.
 
     Args:
-        path: the file; it is made where it does not exist, its folder is not.
-        report: what to write, asked for anew each time.
+        path: the file; it is created if it does not exist, its folder is not.
+        report: returns the current report.
 
     Returns:
-        what to call when something may have changed. It never raises.
+        the function to call after a possible change. It never raises.
     """
     global _line
     if _line is None:
-        with contextlib.suppress(
-            OSError
-        ):  # the working directory is gone; then the path is no good, which is said later
+        with contextlib.suppress(OSError):  # the working directory was deleted; a later write reports the invalid path
             path = os.path.abspath(path)  # a script may change its working directory
         _line = _Line(path, report)
         atexit.register(_line.end)
@@ -90,17 +87,17 @@ def keep(path: str, report: Callable[[], Report]) -> Callable[[], None]:
 
 
 def try_out(path: str) -> None:
-    """Make the file where there is none, and find out whether a process could write its line there.
+    """Create the file if there is none, and check that a process can write its line there.
 
     Raises:
-        OSError: it could not; the text says why.
+        OSError: it cannot; the text gives the reason.
     """
     os.close(_open(path))
 
 
 @dataclass(frozen=True)
 class _Written:
-    """What was written last, and where."""
+    """The last written line, and its place."""
 
     offset: int
     data: bytes
@@ -123,7 +120,7 @@ class _Line:
         self._end_with_multiprocessing()
 
     def update(self) -> None:
-        """Write the line if there is something new to say. While every patch still waits, there is not."""
+        """Write the line if it has changed. Nothing is written while every patch is pending."""
         try:
             if not self._lock.acquire(timeout=_TIMEOUT):
                 return  # another thread writes to a file system that does not answer
@@ -134,17 +131,17 @@ class _Line:
                     self._write(report)
             finally:
                 self._lock.release()
-        except no_signal(Exception) as error:  # the callers are in the middle of a framework's import
+        except no_signal(Exception) as error:  # the callers run within a framework's import
             self._complain(error)
 
     def end(self) -> None:
-        """Write the line for the last time, whatever there is to say."""
+        """Write the line for the last time, also if all patches are pending."""
         error = _exception()
         self._ended = f"exception {type(error).__name__}" if error is not None else "exit"
         self.update()
 
     def start_anew(self) -> None:
-        """In a forked child: the line is the parent's, and so may be the lock."""
+        """Reset in a forked child: the line and perhaps the lock belong to the parent."""
         self._lock = threading.RLock()
         self._written, self._ended, self._process = None, None, None
         self._end_with_multiprocessing()
@@ -166,7 +163,7 @@ class _Line:
             _rewrite(self.path, old, _filled(b"", len(old.data)))
 
     def _end_with_multiprocessing(self) -> None:
-        """multiprocessing's children skip atexit; they run finalizers, but drop those from before they began."""
+        """Register a finalizer: multiprocessing's children skip atexit, and drop finalizers from before their start."""
         util = sys.modules.get("multiprocessing.util")
         if util is None or self._known_to_multiprocessing:
             return
@@ -183,17 +180,17 @@ class _Line:
             self._complained = True
             with contextlib.suppress(Exception):  # at exit, standard error may be closed
                 if speaks():
-                    said = f"cannot write the report (RLHF_PATCHES_REPORT={self.path}): {error}"
-                    logger().warning("%s", printable(said))
+                    message = f"cannot write the report (RLHF_PATCHES_REPORT={self.path}): {error}"
+                    logger().warning("%s", printable(message))
 
 
 _line: _Line | None = None
 
 
 def _exception() -> BaseException | None:
-    """What has ended this process, if it was an exception that nobody has caught."""
-    # In a child of multiprocessing it is on its way; elsewhere Python has printed it and left it here. Where code is
-    # typed in, that is only the last mistake.
+    """Return the uncaught exception that has ended this process, if any."""
+    # In a child of multiprocessing it is still being handled; elsewhere Python has printed and stored it. In an
+    # interactive interpreter it is only the last error.
     error = sys.exc_info()[1]
     if error is None and not hasattr(sys, "ps1"):
         error = getattr(sys, "last_value", None)
@@ -229,19 +226,19 @@ def _content(report: Report, ended: str | None, started: str, identity: str) -> 
 
 
 def _versions(report: Report) -> dict[str, str]:
-    found = {row.distribution: row.version for row in report if row.version is not None}
+    versions = {row.distribution: row.version for row in report if row.version is not None}
     for name in _ALSO:
         try:
-            found.setdefault(name, str(sys.modules[name].__version__))
+            versions.setdefault(name, str(sys.modules[name].__version__))
         except no_signal(Exception):  # anything can be in sys.modules
             pass
-    return found
+    return versions
 
 
 def _process() -> tuple[str, str]:
-    """When this process started, and what tells it from all others: a pid comes back, and containers share them.
+    """Return when this process started, and a unique identity: pids are reused, and containers share them.
 
-    An exec keeps both, so that the line of the program before is recognised as superseded.
+    An exec keeps both, so the line of the previous program is recognized as superseded.
     """
     try:
         with open("/proc/self/stat", "rb") as file:
@@ -254,14 +251,14 @@ def _process() -> tuple[str, str]:
 
 
 def _name(command_line: str = "/proc/self/cmdline") -> str | None:
-    """What an engine's process calls itself, as ps shows it: VLLM::EngineCore, sglang::scheduler, ray::Actor.
+    """Return the name of an inference engine's process, as in ps: VLLM::EngineCore, sglang::scheduler, ray::Actor.
 
-    It inherits the rank of the trainer that has started it, which alone would not tell it from that.
+    Such a process inherits its trainer's rank, so the rank alone does not identify it.
     """
     with contextlib.suppress(OSError), open(command_line, "rb") as file:
-        found = _TITLE.match(file.read(_LONGEST_TITLE))
-        if found is not None:
-            return found[0].decode()
+        title = _TITLE.match(file.read(_LONGEST_TITLE))
+        if title is not None:
+            return title[0].decode()
     process = sys.modules.get("multiprocessing.process")
     try:
         name = str(process.current_process().name) if process else ""
@@ -282,7 +279,7 @@ def _filled(text: bytes, size: int) -> bytes:
 
 
 def _open(path: str) -> int:
-    """Open the file for appending, if it is one of ours or can become one."""
+    """Open the file for appending, if it is a report or empty."""
     try:
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _FLAGS, _MODE)
     except OSError as error:
@@ -290,18 +287,18 @@ def _open(path: str) -> int:
             raise OSError("it is a symbolic link: name the file itself (its folder may be a link)") from None
         raise
     try:
-        found, folder = os.fstat(file), os.stat(os.path.dirname(path) or ".")
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError("it is no regular file")
-        # What Linux calls protected_regular and protected_hardlinks, which are not switched on everywhere.
+        status, folder = os.fstat(file), os.stat(os.path.dirname(path) or ".")
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("it is not a regular file")
+        # Linux's protected_regular and protected_hardlinks, which are not enabled everywhere.
         public = stat.S_ISVTX | stat.S_IWOTH
         if folder.st_mode & public == public:
-            if found.st_uid not in (os.geteuid(), folder.st_uid):
+            if status.st_uid not in (os.geteuid(), folder.st_uid):
                 raise OSError("it belongs to another user, and all users may put files into this folder")
-            if found.st_nlink > 1:
-                raise OSError("it has another name, too, and all users may put links into this folder")
+            if status.st_nlink > 1:
+                raise OSError("it has another hard link, and all users may put links into this folder")
         if not _ours(os.pread(file, _HEAD, 0)):
-            raise OSError("it holds something else, to which nothing was added: name a file of its own")
+            raise OSError("it has other content and was not changed: name a separate file")
         return file
     except BaseException:
         os.close(file)
@@ -309,9 +306,9 @@ def _open(path: str) -> int:
 
 
 def _ours(head: bytes) -> bool:
-    """Whether a file that begins like this is a report, as far as that can be said.
+    """Whether a file with this beginning is probably a report.
 
-    Its first lines may be blank, where one has moved, or torn, where a process was killed or the disk full.
+    Its first lines may be blank, if a line has moved, or incomplete, if a process was killed or the disk was full.
     """
     for line in head.split(b"\n"):
         torn = b'{"host": "'.startswith(line[:10]) and not line.rstrip(b" ").endswith(b"}")
@@ -321,37 +318,37 @@ def _ours(head: bytes) -> bool:
 
 
 def _append(path: str, data: bytes) -> int:
-    """Append in one write; returns where it begins."""
+    """Append in one write; return the offset of the line."""
     file = _open(path)
     try:
-        found = os.fstat(file)
+        status = os.fstat(file)
         with _locked(file):
             size = os.fstat(file).st_size
-            # A process was killed in the middle of its line, which must not swallow ours.
+            # A killed process may leave an incomplete line, to which ours must not be appended.
             torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
             written = os.write(file, b"\n" + data if torn else data)
             end = os.lseek(file, 0, os.SEEK_CUR)
             if written < len(data) + torn:
-                _blank(path, found, end - written, written)
+                _blank(path, status, end - written, written)
                 raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes could be written")
             return end - len(data)
     finally:
         os.close(file)
 
 
-def _blank(path: str, found: os.stat_result, offset: int, size: int) -> None:
-    """Put blanks where a line was begun and could not be finished."""
-    # Opened again: on Linux, a file opened with O_APPEND is appended to whatever offset pwrite is given.
+def _blank(path: str, status: os.stat_result, offset: int, size: int) -> None:
+    """Blank an incomplete line."""
+    # Opened again: on Linux, pwrite to a file opened with O_APPEND appends at any offset.
     file = os.open(path, os.O_WRONLY | _FLAGS)
     try:
-        if os.path.samestat(found, os.fstat(file)) and size:
+        if os.path.samestat(status, os.fstat(file)) and size:
             os.pwrite(file, _filled(b"", size), offset)
     finally:
         os.close(file)
 
 
 def _rewrite(path: str, old: _Written, data: bytes) -> bool:
-    """Put ``data`` in the place of what was written last; False when that is not there any more."""
+    """Replace the last written line by ``data``; return False if that line is no longer there."""
     try:
         file = os.open(path, os.O_RDWR | _FLAGS)
     except OSError as error:
@@ -362,7 +359,7 @@ def _rewrite(path: str, old: _Written, data: bytes) -> bool:
         if os.pread(file, len(old.data), old.offset) != old.data:
             return False
         if os.pwrite(file, data, old.offset) < len(data):
-            raise OSError(errno.ENOSPC, "the line could not be rewritten whole")
+            raise OSError(errno.ENOSPC, "the line could not be rewritten completely")
         return True
     finally:
         os.close(file)
@@ -370,7 +367,7 @@ def _rewrite(path: str, old: _Written, data: bytes) -> bool:
 
 @contextlib.contextmanager
 def _locked(file: int) -> Iterator[None]:
-    """Hold the file's lock if it can be had soon; without it, O_APPEND still keeps lines apart on a local disk."""
+    """Take the file's lock if it is soon available; without it, O_APPEND still separates lines on a local disk."""
     global _timeout
     deadline, pause = time.monotonic() + _timeout, 0.001
     held = False
@@ -382,7 +379,7 @@ def _locked(file: int) -> Iterator[None]:
             if error.errno not in (errno.EWOULDBLOCK, errno.EINTR):
                 break  # a file system without locks
             if time.monotonic() > deadline:
-                _timeout = 0.0  # another process holds it for good: wait no second time
+                _timeout = 0.0  # another process never releases it: do not wait again
                 break
             time.sleep(pause)
             pause = min(2 * pause, 0.02)

@@ -1,7 +1,7 @@
-"""Reading the files of RLHF_PATCHES_REPORT.
+"""Reads the files of RLHF_PATCHES_REPORT.
 
-They are text that others have written, perhaps on purpose: what is read is checked, made one line and short, and has
-limits, so that nothing in it costs a traceback, a terminal or much memory.
+Other users may have written them: values are checked, shortened to one line and limited, so that no content causes a
+traceback, terminal control or large memory use.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from ..definitions.words import printable
 from .processes import Effect
 from .report_summary import NOT_IMPORTED, Recorded, Summary, Watched, summary
 
-# Of what is read. A real line has 8 KB, 25 patches and a few versions.
+# Limits of the input. A real line has 8 KB, 25 patches and a few versions.
 _LARGEST_FILE = 1 << 30
 _LONGEST_LINE = 1 << 20
 _LONGEST_REASON = 2000
 _MOST_DIGITS = 20
-_MOST_FIGURES = 20  # of a watch
-_MOST_ENTRIES = 2_000_000  # patches, versions and failures, of all processes together
-_MOST_DISTINCT = 500_000  # texts
-_MOST_UNREADABLE = 100  # lines that are named
+_MOST_FIGURES = 20  # per watch
+_MOST_ENTRIES = 2_000_000  # patches, versions and failures of all processes
+_MOST_DISTINCT = 500_000  # distinct texts
+_MOST_UNREADABLE = 100  # named lines
 
 _Identity = tuple[str, int, Union[str, None]]
 
 
 class ReportFileError(Exception):
-    """A file cannot be read, or is none of ours; the message says which and why."""
+    """A file cannot be read, or is not a report; the message names it and the reason."""
 
 
 def summarise(files: Sequence[str]) -> Summary:
     """Read the files of one run.
 
     Raises:
-        ReportFileError: a file cannot be read, is a pipe or a device, is empty, has no line of ours, or is too large.
+        ReportFileError: a file cannot be read, is a pipe or a device, is empty, is not a report, or is too large.
     """
     processes: dict[_Identity, Recorded] = {}
     unreadable: list[str] = []
     more, entries = 0, 0
-    known: dict[Any, Any] = {}  # thousands of processes say the same
+    known: dict[Any, Any] = {}  # thousands of processes have equal values
     for file in files:
         begun, ours = False, False
         for number, line in _lines(file):
             begun = True
             if entries > _MOST_ENTRIES or len(known) > _MOST_DISTINCT:
-                raise ReportFileError(f"{file} is too much: expected a run of at most some 50,000 processes")
+                raise ReportFileError(f"{file} is too large: expected a run of at most about 50,000 processes")
             try:
                 identity, process = _process(_parsed(line), known)
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -62,29 +62,29 @@ def summarise(files: Sequence[str]) -> Summary:
                     more += 1
                 continue
             ours = True
-            # What comes later is what the process said last; it may have become another program since (exec).
+            # A later line of the process supersedes it; the process may run another program after an exec.
             processes[identity] = process
             entries += len(process.effects) + len(process.versions) + len(process.plugin_failures)
             entries += len(process.watched) + len(process.reached)
         if not begun:
             raise ReportFileError(
-                f"{file} is empty: no process of the run has imported a framework with the patches on, or it has only "
-                "begun. `rlhf-patches doctor` says whether there is a hook, and for what"
+                f"{file} is empty: no process of the run has imported a framework with the patches on, or the run has "
+                "just started. `rlhf-patches doctor` shows whether the site hook is active"
             )
         if not ours:
-            raise ReportFileError(f"{file} has no line that RLHF_PATCHES_REPORT could have written")
+            raise ReportFileError(f"{file} has no line of RLHF_PATCHES_REPORT")
     unreadable += [f"{more} more lines"] if more else []
     return summary(tuple(processes.values()), tuple(unreadable))
 
 
 def _lines(path: str) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that are not blank, and their numbers; of one that is too long, the beginning."""
+    """Yield the non-blank lines of a file and their numbers; for a line that is too long, its beginning."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise ReportFileError(f"cannot read {path}: it is a pipe or a device, expected a regular file")
-            if found.st_size > _LARGEST_FILE:
+            if status.st_size > _LARGEST_FILE:
                 raise ReportFileError(f"cannot read {path}: it has more than {_LARGEST_FILE >> 20} MiB")
             number = 0
             while line := file.readline(_LONGEST_LINE + 1):
@@ -101,20 +101,20 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
 def _parsed(line: bytes) -> dict[str, Any]:
     if len(line) > _LONGEST_LINE:
         raise ValueError("too long")
-    found = json.loads(line, parse_int=_integer)
-    if not isinstance(found, dict):
+    values = json.loads(line, parse_int=_integer)
+    if not isinstance(values, dict):
         raise TypeError("expected an object")
-    return found
+    return values
 
 
 def _integer(text: str) -> int:
-    if len(text) > _MOST_DIGITS:  # they take time that is quadratic in their number
+    if len(text) > _MOST_DIGITS:  # the conversion is quadratic in their number
         raise ValueError("too many digits")
     return int(text)
 
 
 def _process(line: dict[str, Any], known: dict[Any, Any]) -> tuple[_Identity, Recorded]:
-    """Raises one of several exceptions where the line is none of ours."""
+    """Parse a line; raises one of several exceptions if it is not a report's."""
 
     def shared(value: Any) -> Any:
         return known.setdefault(value, value)
@@ -128,7 +128,7 @@ def _process(line: dict[str, Any], known: dict[Any, Any]) -> tuple[_Identity, Re
     watched: list[Watched] = []
     reached: dict[str, Reached] = {}
     for row in line["patches"]:
-        if row.get("kind") == WATCH:  # in which processes may differ, and which no run needs
+        if row.get("kind") == WATCH:  # processes may differ in watches
             watched += _watched(_text(row["name"]), row.get("observations", {}))
             continue
         name, status, plugin = _text(row["name"]), _text(row["status"]), _text(row.get("plugin", BUILT_IN))
@@ -164,23 +164,27 @@ def _process(line: dict[str, Any], known: dict[Any, Any]) -> tuple[_Identity, Re
 
 
 def _watched(watch: str, observations: dict[str, Any]) -> Iterator[Watched]:
-    for figure, found in islice(observations.items(), _MOST_FIGURES):
-        at, warning, values = _text(found["at"]), _text(found.get("warning", ""), _LONGEST_REASON), found["values"]
+    for figure, observation in islice(observations.items(), _MOST_FIGURES):
+        at, warning, values = (
+            _text(observation["at"]),
+            _text(observation.get("warning", ""), _LONGEST_REASON),
+            observation["values"],
+        )
         if type(values) is not int:
             raise TypeError("values")
-        worst = found["worst"]
+        worst = observation["worst"]
         yield Watched(
             watch, _text(figure), float(worst[:_MOST_DIGITS] if isinstance(worst, str) else worst), at, values, warning
         )
 
 
-def _reached(found: dict[str, Any]) -> Reached:
-    counts = [found["calls"], found.get("asked", 0), found.get("held", 0)]
+def _reached(counts_read: dict[str, Any]) -> Reached:
+    counts = [counts_read["calls"], counts_read.get("asked", 0), counts_read.get("held", 0)]
     if any(type(count) is not int or count < 0 for count in counts):
         raise TypeError("reached")
     calls, asked, held = counts
-    least, most = (_number(found.get(name)) for name in ("least", "most"))
-    return Reached(calls, asked, held, least, most, _text(found.get("measure", "")), "asked" in found)
+    least, most = (_number(counts_read.get(name)) for name in ("least", "most"))
+    return Reached(calls, asked, held, least, most, _text(counts_read.get("measure", "")), "asked" in counts_read)
 
 
 def _number(value: object) -> float | None:
@@ -188,9 +192,9 @@ def _number(value: object) -> float | None:
 
 
 def _text(value: object, longest: int = 200) -> str:
-    """Text of one line, no longer than what we write ever is."""
+    """Return text as one line, no longer than our own texts."""
     if not isinstance(value, str):
-        raise TypeError(f"expected text, found {type(value).__name__}")
+        raise TypeError(f"expected text, not {type(value).__name__}")
     return printable(" ".join(value[:longest].split()))
 
 

@@ -1,7 +1,7 @@
-"""What became of patches in all processes of a run, from the files of RLHF_PATCHES_REPORT: who differs, and in what.
+"""Summarizes the patches of all processes of a run, from the files of RLHF_PATCHES_REPORT, and their differences.
 
-``pending`` and ``absent`` say that a process has not imported the framework (a launcher, a data loader, a driver). That
-is no difference to processes that have.
+``pending`` and ``absent`` mean that a process has not imported the framework (a launcher, a data loader, a driver).
+That does not count as a difference.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .processes import PROBLEMS, Group, Process, grouped
 
 NOT_IMPORTED = (Status.PENDING.value, Status.ABSENT.value)
 _SHOWN = 8  # processes named in a line of text; JSON has all
-_MOST_DEVIATIONS = 50  # versions and statuses that differ, in a line of text
+_MOST_DEVIATIONS = 50  # different versions and statuses in a line of text
 _MOST_PROBLEMS = 1000
-_MOST_RANKS = 100_000  # missing ones, in JSON
+_MOST_RANKS = 100_000  # missing ranks in JSON
 _NUMBER = re.compile("[0-9]{1,18}")
 
 
 class Watched(NamedTuple):
-    """A figure of a watch in one process: the worst value and where it was, of how many; and its warning, if any."""
+    """A figure of a watch in one process: the worst value, where it occurred, of how many; and its warning, if any."""
 
     watch: str
     figure: str
@@ -41,19 +41,19 @@ class Watched(NamedTuple):
 
     @property
     def seen(self) -> dict[str, Any]:
-        """As a report has it, without the warning."""
+        """The observation without the warning."""
         return {"worst": finite(self.worst), "at": self.at, "values": self.values}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded(Process):
-    """One process, as its line has it: versions of the frameworks that are installed, of Python and of rlhf-patches.
+    """One process from its line, with versions of the installed frameworks, of Python and of rlhf-patches.
 
     Attributes:
-        plugins: what brings those patches that are not built-in.
-        watched: what watches have seen.
-        reached: how often the functions of patches were entered, by patch.
-        name: what an engine's process calls itself; None of others.
+        plugins: the plugins of patches that are not built-in.
+        watched: the figures of watches.
+        reached: the call counts by patch.
+        name: the name of an inference engine's process; None for others.
     """
 
     world_size: str | None
@@ -69,28 +69,28 @@ class Recorded(Process):
         return super().__str__() + (f" {self.name}" if self.name else "")
 
     def identity(self) -> dict[str, Any]:
-        """With the name, where there is one."""
+        """Add the name, if there is one."""
         return {**super().identity(), **({"name": self.name} if self.name else {})}
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A patch, or a distribution whose version was asked for: the groups, largest first."""
+    """A patch, or a distribution with its versions: the groups of processes, largest first."""
 
     name: str
     groups: tuple[Group, ...]
     not_imported: int = 0
     plugins: tuple[str, ...] = ()
-    """What brings a patch that is not built-in."""
+    """The plugins of a patch that is not built-in."""
 
     @property
     def title(self) -> str:
-        """Its name, and who brings it."""
+        """Its name and plugin."""
         return self.name + (credit(", ".join(self.plugins[:_SHOWN])) if self.plugins else "")
 
     @property
     def differs(self) -> bool:
-        """Whether processes do not agree."""
+        """Whether processes differ."""
         return len({group.what for group in self.groups}) > 1
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,48 +117,48 @@ class Summary:
 
     @property
     def not_ended(self) -> tuple[Recorded, ...]:
-        """Processes that were killed, or still run."""
+        """Processes that were killed or still run."""
         return tuple(each for each in self.processes if each.ended is None)
 
     @property
     def by_exception(self) -> tuple[Recorded, ...]:
-        """Processes that an exception has ended."""
+        """Processes that ended with an exception."""
         return tuple(each for each in self.processes if each.ended not in (None, "exit"))
 
     @property
     def warnings(self) -> tuple[Group, ...]:
-        """The watches' warnings, and which processes gave them."""
+        """The watches' warnings, with the processes."""
         return _largest_first(
             (f"{w.watch}: {w.warning}", "", each) for each in self.processes for w in each.watched if w.warning
         )
 
     @property
     def worst(self) -> Mapping[tuple[str, str], tuple[Watched, Recorded]]:
-        """By watch and figure: the worst value of all processes, with the number of values of all; and whose it is."""
-        found: dict[tuple[str, str], tuple[Watched, Recorded]] = {}
+        """By watch and figure: the worst value of all processes, the number of all values, and the process."""
+        by_figure: dict[tuple[str, str], tuple[Watched, Recorded]] = {}
         for process in self.processes:
             for one in process.watched:
-                worst, whose = found.get((one.watch, one.figure), (one._replace(values=0), process))
+                worst, whose = by_figure.get((one.watch, one.figure), (one._replace(values=0), process))
                 values = worst.values + one.values
                 if math.isnan(one.worst) or one.worst > worst.worst:
                     worst, whose = one, process
-                found[one.watch, one.figure] = worst._replace(values=values), whose
-        return found
+                by_figure[one.watch, one.figure] = worst._replace(values=values), whose
+        return by_figure
 
     @property
     def reached(self) -> Mapping[str, tuple[Reached, int]]:
-        """By patch: how often its functions were entered, in all processes together, and in how many at all."""
-        found: dict[str, list[Reached]] = {}
+        """By patch: the call counts of all processes, and the number of processes with calls."""
+        by_patch: dict[str, list[Reached]] = {}
         for process in self.processes:
             for name, one in process.reached.items():
-                found.setdefault(name, []).append(one)
-        return {name: (in_all(each), sum(one.calls > 0 for one in each)) for name, each in found.items()}
+                by_patch.setdefault(name, []).append(one)
+        return {name: (in_all(each), sum(one.calls > 0 for one in each)) for name, each in by_patch.items()}
 
     @property
     def problems(self) -> list[str]:
-        """What has to be looked at, one line each; none means that all processes are the same and all is well."""
-        found = list(islice(self._problems(), _MOST_PROBLEMS + 1))
-        return found if len(found) <= _MOST_PROBLEMS else [*found[:-1], "and more"]
+        """The problems, one line each; empty if all processes are equal and nothing failed."""
+        texts = list(islice(self._problems(), _MOST_PROBLEMS + 1))
+        return texts if len(texts) <= _MOST_PROBLEMS else [*texts[:-1], "and more"]
 
     def _problems(self) -> Iterator[str]:
         for patch in self.patches:
@@ -220,13 +220,13 @@ class Summary:
             were = plural(len(self.not_ended), "was killed or still runs", "were killed or still run")
             lines[-1] += f"; {were}: {_names(self.not_ended)}"
         problems = self.problems
-        found = [f"{len(problems)} to look at:", *(f"- {text}" for text in problems)] if problems else []
-        found = found or ["No differences, nothing refused or failed."]
-        lines += ["", *found, "", *self._reached_lines(), *self._watched_lines(), *self._patch_lines()]
+        findings = [f"{plural(len(problems), 'problem')}:", *(f"- {text}" for text in problems)] if problems else []
+        findings = findings or ["No differences, nothing refused or failed."]
+        lines += ["", *findings, "", *self._reached_lines(), *self._watched_lines(), *self._patch_lines()]
         return "\n".join(lines)
 
     def _reached_lines(self) -> list[str]:
-        """What mattered; of a process that was killed, as far as its last line says."""
+        """Return the call counts; for a killed process, those of its last line."""
         reached = self.reached
         lines = [
             f"{name}: {one.text(ended=not self.not_ended)} ({plural(count, 'process', 'processes')})"
@@ -236,7 +236,7 @@ class Summary:
         never = [name for name, (one, _) in reached.items() if not one.calls]
         lines += [f"never called: {', '.join(never)}"] if never else []
         if lines and self.not_ended:
-            lines.append("of processes that were killed or still run, as far as their last lines say")
+            lines.append("for processes that were killed or still run, the counts are from their last lines")
         return [*lines, ""] if lines else []
 
     def _watched_lines(self) -> list[str]:
@@ -252,9 +252,9 @@ class Summary:
         width = min(max((len(patch.title) for patch in known), default=0), 80)
         lines = []
         for patch in known:
-            said = [_count(group) for group in patch.groups]
-            said += [f"not imported in {patch.not_imported}"] if patch.not_imported else []
-            lines.append(f"{patch.title.ljust(width)}  {', '.join(said)}")
+            counts = [_count(group) for group in patch.groups]
+            counts += [f"not imported in {patch.not_imported}"] if patch.not_imported else []
+            lines.append(f"{patch.title.ljust(width)}  {', '.join(counts)}")
         nowhere = len(self.patches) - len(known) - len(unaffected)
         for count, what in ((len(unaffected), "for other releases"), (nowhere, "of modules that no process imported")):
             lines += [f"{plural(count, 'patch', 'patches')} {what}"] * bool(count)
@@ -262,18 +262,18 @@ class Summary:
 
 
 def summary(processes: tuple[Recorded, ...], unreadable: tuple[str, ...] = ()) -> Summary:
-    """What all of them say, compared."""
-    patches: dict[str, list[_Said]] = {}
+    """Compare all processes."""
+    patches: dict[str, list[_State]] = {}
     not_imported: Counter[str] = Counter()
     plugins: dict[str, dict[str, None]] = {}
-    versions: dict[str, list[_Said]] = {}
+    versions: dict[str, list[_State]] = {}
     for process in processes:
         for name, effect in process.effects.items():
-            said = patches.setdefault(name, [])
+            states = patches.setdefault(name, [])
             if effect.status in NOT_IMPORTED:
                 not_imported[name] += 1
             else:
-                said.append((effect.status, effect.reason, process))
+                states.append((effect.status, effect.reason, process))
         for name, plugin in process.plugins.items():
             plugins.setdefault(name, {})[plugin] = None
         for name, version in process.versions.items():
@@ -282,29 +282,29 @@ def summary(processes: tuple[Recorded, ...], unreadable: tuple[str, ...] = ()) -
         processes,
         unreadable,
         patches=tuple(
-            Subject(name, _largest_first(said), not_imported[name], tuple(plugins.get(name, ())))
-            for name, said in patches.items()
+            Subject(name, _largest_first(states), not_imported[name], tuple(plugins.get(name, ())))
+            for name, states in patches.items()
         ),
-        versions=tuple(Subject(name, _largest_first(said)) for name, said in versions.items()),
+        versions=tuple(Subject(name, _largest_first(states)) for name, states in versions.items()),
         plugin_failures=_largest_first((text, "", each) for each in processes for text in each.plugin_failures),
         missing_ranks=_missing_ranks(processes),
     )
 
 
-_Said = tuple[str, str, Process]
+_State = tuple[str, str, Process]
 
 
-def _largest_first(said: Iterable[_Said]) -> tuple[Group, ...]:
-    return tuple(sorted(grouped(said), key=lambda group: -len(group.processes)))
+def _largest_first(states: Iterable[_State]) -> tuple[Group, ...]:
+    return tuple(sorted(grouped(states), key=lambda group: -len(group.processes)))
 
 
 def _missing_ranks(processes: Sequence[Recorded]) -> dict[int, tuple[range, ...]]:
-    """Ranks of a world from which nothing was heard, by the world's size (a Ray job can have several worlds)."""
+    """Return the ranks without a line, by world size (a Ray job can have several worlds)."""
     worlds: dict[int, set[int]] = {}
     for process in processes:
         if _NUMBER.fullmatch(process.rank or "") and _NUMBER.fullmatch(process.world_size or ""):
             worlds.setdefault(int(process.world_size or ""), set()).add(int(process.rank or ""))
-    # In runs: an impossible size must not make us count up to it.
+    # As ranges: an impossible size must not be enumerated.
     missing = {}
     for size, ranks in sorted(worlds.items()):
         edges = [-1, *sorted(rank for rank in ranks if rank < size), size]
@@ -315,7 +315,7 @@ def _missing_ranks(processes: Sequence[Recorded]) -> dict[int, tuple[range, ...]
 
 
 def _deviation(subject: Subject) -> str:
-    """The majority, and which processes are not of it."""
+    """Return the majority, and the processes that differ from it."""
     most, *others = subject.groups
     texts: list[str] = []
     for group in others:

@@ -122,7 +122,7 @@ def test_the_rank_with_the_store_is_killed(killed):
     for rank, ended in enumerate(others, start=1):
         text = ended.said["verify"]
         assert text.startswith(f"VerifyError: rank {rank} has lost the store of the process group during verify(). ")
-        assert "process of rank 0" in text
+        assert "store's process (rank 0" in text
         assert "DistNetworkError: " in text
 
 

@@ -76,7 +76,7 @@ def test_a_difference_gets_out_of_each_library(installed, tmp_path, launcher):
     reports = launch(installed, launcher, tmp_path, "--disable-on", "1", **SITE_HOOK)
     (error,) = {report["error"] for report in reports}
     lines = error.splitlines()
-    assert lines[:2] == ["VerifyError: the 2 ranks of this process group do not run the same patches.", f"{PATCH}:"]
+    assert lines[:2] == ["VerifyError: the 2 ranks of this process group have different patches.", f"{PATCH}:"]
     assert lines[2].endswith(f"): pending (trl {importlib.metadata.version('trl')})")
     assert lines[3].endswith("): disabled (disabled by RLHF_PATCHES_DISABLE)")
 

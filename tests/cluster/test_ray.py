@@ -121,7 +121,7 @@ def test_a_drivers_apply_does_not_exist_in_workers_and_its_runtime_environment_d
         assert ray.get([worker.look.remote(), worker.from_a_task.remote()]) == ["untouched"] * 2
         found = ray.get([looking_together.remote(str(tmp_path / "before"), 2) for _ in range(2)])
         assert [state for _, state in found] == ["untouched"] * 2
-        with pytest.raises(VerifyError, match="nothing has switched it on"):
+        with pytest.raises(VerifyError, match="has rlhf_patches, but it is off"):
             verify([worker])
 
     with connect(runtime_env(base)):
@@ -158,7 +158,7 @@ def test_runtime_environments_of_tasks_and_actors(connect, base, without_hook):
         assert "rank 3" in message
         assert f"pid {ray.get(off.pid.remote())}" in message
         assert "off Actor(Worker, " in message
-        assert "nothing has switched it on" in message
+        assert "has rlhf_patches, but it is off" in message
         assert re.search(r"  disabled Actor\(Worker, .*: disabled \(disabled by RLHF_PATCHES_DISABLE\)", message)
 
     with connect(base):  # the other way round: a job without, and one actor with

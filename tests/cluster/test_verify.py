@@ -96,7 +96,7 @@ def test_it_does_not_matter_who_has_imported_the_framework(calls):
 
 def test_apply_was_forgotten_on_one(calls):
     text = everywhere(calls, "applied on two of three")
-    assert text.startswith("VerifyError: the 3 ranks of this process group do not run the same patches.\n")
+    assert text.startswith("VerifyError: the 3 ranks of this process group have different patches.\n")
     assert "\nslime-no-sync-" in text
     assert "\n  ranks 0, 2 on " in text
     assert "): inactive (apply() has not been called)" in text

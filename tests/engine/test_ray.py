@@ -26,7 +26,7 @@ from tests.harness.ray_environment import BARE, HOOK
 )
 def test_a_setup_hook_is_left_out_where_ray_could_not_be_started_again(monkeypatch, version, hook_file, expected):
     monkeypatch.setattr(ray.importlib.metadata, "version", {"ray": version}.__getitem__)
-    monkeypatch.setattr(ray.hook_files, "found", lambda: hook_file)
+    monkeypatch.setattr(ray.hook_files, "active", lambda: hook_file)
     assert runtime_env().get("worker_process_setup_hook") == expected
     assert runtime_env(runtime_env()) == runtime_env()
     assert runtime_env({"worker_process_setup_hook": "os.getpid"})["worker_process_setup_hook"].runs_ours
@@ -175,11 +175,11 @@ def test_other_variables_that_differ_are_a_warning(monkeypatch, caplog):
         ({"STRICT": "perhaps"}, None, "RLHF_PATCHES_STRICT is 'perhaps'"),
         ({"LOG": "loud"}, None, "RLHF_PATCHES_LOG is 'loud'"),
         ({"WATCH": "json"}, None, "RLHF_PATCHES_WATCH names json"),
-        ({}, {"env_vars": {"RLHF_PATCHES_WATCH": 3}}, "no string"),
+        ({}, {"env_vars": {"RLHF_PATCHES_WATCH": 3}}, "not a string"),
         ({"AUTOLOAD": "0"}, None, "this process has RLHF_PATCHES_AUTOLOAD=0.*DISABLE='[*]'"),
         ({}, {"env_vars": {"RLHF_PATCHES_AUTOLOAD": "off"}}, "the runtime environment has RLHF_PATCHES_AUTOLOAD=off"),
-        ({}, {"env_vars": {"RLHF_PATCHES_ONLY": "nothing-like-it"}}, "(?s)is no patch.*in the runtime environment"),
-        ({}, {"env_vars": {"RLHF_PATCHES_STRICT": 1}}, "no string"),
+        ({}, {"env_vars": {"RLHF_PATCHES_ONLY": "nothing-like-it"}}, "(?s)is not a patch.*in the runtime environment"),
+        ({}, {"env_vars": {"RLHF_PATCHES_STRICT": 1}}, "not a string"),
         ({}, {"env_vars": ["A=1"]}, r"env_vars are \['A=1'\]: expected a dictionary"),
         ({}, [], r"is \[\]: expected a dictionary or a RuntimeEnv"),
     ],

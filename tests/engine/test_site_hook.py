@@ -98,7 +98,7 @@ def test_a_hook_of_the_wrong_mode_is_said_and_repaired(pth, monkeypatch, written
     file.chmod(mode)
     for text in (str(autoload.status()), judge._hook_state()):
         assert f"but {said} {file}" in text or f"but {said} read {file}" in text
-        assert "`rlhf-patches autoload on` writes it anew" in text
+        assert "`rlhf-patches autoload on` rewrites it" in text
         assert "every process" not in text
     assert "but" not in str(autoload.on())
     assert judge._hook_state() == f"site hook: on for every process of this environment ({pth})"
@@ -164,8 +164,8 @@ def environment_is_kept():
         (("run", "--log", "loud", "--", "true"), "RLHF_PATCHES_LOG is 'loud'"),
         (("run", "--log", "info", "--quiet", "--", "true"), "not allowed with"),
         (("run", "--report", "missing/run.jsonl", "--", "true"), "cannot be written: No such file or directory"),
-        (("run", "--report", "/dev/full", "--", "true"), "cannot be written: it is no regular file"),
-        (("run", "--report", "script", "--", "true"), "cannot be written: it holds something else"),
+        (("run", "--report", "/dev/full", "--", "true"), "cannot be written: it is not a regular file"),
+        (("run", "--report", "script", "--", "true"), "cannot be written: it has other content"),
         (("autoload", "maybe"), "maybe"),
     ],
 )

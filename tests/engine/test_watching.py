@@ -31,7 +31,7 @@ def test_what_is_above_the_limit_is_said_once(said):
     made = figure()
     for step, value in enumerate([0.01, 0.1, 0.31, 0.2, 0.5]):
         made.note(value, f"step {step}")
-    explain = "`rlhf-patches explain fw-watch` says what it is a sign of"
+    explain = "See `rlhf-patches explain fw-watch`"
     assert said() == [f"fw-watch: they differ by 0.31 nats at step 2 (limit 0.1). {explain}"]
     found = watching.observed(made)["log-probabilities"]
     warning = "they differ by 0.31 nats at step 2 (limit 0.1)"
@@ -139,7 +139,7 @@ def test_what_is_known_to_make_it_larger(said, monkeypatch, known, first, value,
         made.note(each, known=lambda: known)
     assert len(said()) == (warning is not None)
     if warning is not None:
-        assert f"({warning}). {f'{known.says} ' if known else ''}`rlhf-patches" in said()[0]
+        assert f"({warning}). {f'{known.says} ' if known else ''}See `rlhf-patches" in said()[0]
 
 
 def test_it_is_asked_only_then(said):
@@ -157,7 +157,7 @@ def test_what_cannot_be_asked_makes_no_value_pass(said):
 
     figure().note(0.2, known=known)
     assert len(said()) == 1
-    assert said("DEBUG") == ["fw-watch could not look: AttributeError: no model"]
+    assert said("DEBUG") == ["fw-watch failed: AttributeError: no model"]
 
 
 def test_without_ten_nothing_is_usual(said):
@@ -189,7 +189,7 @@ def test_limits_can_be_set(said, monkeypatch, limits, values, warning):
     [
         (
             "log-probability=1",
-            "LIMITS names 'log-probability', which no watch notes; did you mean 'log-probabilities'?",
+            "LIMITS names 'log-probability', which no watch records; did you mean 'log-probabilities'?",
         ),
         ("log-probabilities", "LIMITS has 'log-probabilities': expected log-probabilities=NUMBER, 0 or more; inf for"),
         ("log-probabilities=much", "expected log-probabilities=NUMBER"),
@@ -212,7 +212,7 @@ def test_one_rank_says_what_all_have_and_each_its_own(said, monkeypatch):
 
 def test_known_bugs_that_are_not_repaired_here_are_named(said):
     figure(points_to=("trl-grpo-tool-turns", "no-such-patch")).note(1.0)
-    assert "nothing repairs here: trl-grpo-tool-turns; `rlhf-patches" in said()[0]
+    assert "with this sign: trl-grpo-tool-turns; see `rlhf-patches" in said()[0]
 
 
 def test_bugs_that_no_installed_release_has_are_not_named(said):
@@ -220,13 +220,13 @@ def test_bugs_that_no_installed_release_has_are_not_named(said):
     rlhf_patches.apply(only="trl-grpo-tool-turns")
     figure(points_to=("trl-grpo-tool-turns",)).note(1.0)
     rlhf_patches.revert()
-    assert "Known bugs" not in said()[0]
+    assert "known bugs" not in said()[0]
 
 
 def test_what_goes_wrong_in_looking_is_not_raised(said):
     with watching.looking("fw-watch"):
         raise KeyError("gone")
     assert said() == []
-    assert said("DEBUG") == ["fw-watch could not look: KeyError: 'gone'"]
+    assert said("DEBUG") == ["fw-watch failed: KeyError: 'gone'"]
     with pytest.raises(KeyboardInterrupt), watching.looking("fw-watch"):
         raise KeyboardInterrupt

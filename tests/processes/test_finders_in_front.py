@@ -37,14 +37,14 @@ def test_a_run_that_was_not_patched_says_so_at_its_end(run, settings, status):
     assert (done.returncode, done.stdout) == (status, "untouched\n"), done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith(
-        "[rlhf_patches] NOT ACTIVE: imported past the site hook (in front of it is __main__.Frozen): slime. "
+        "[rlhf_patches] NOT ACTIVE: imported without the site hook (in front of it is __main__.Frozen): slime. "
     )
 
 
 def test_also_where_that_finder_is_gone_again(run):
     done = run(f"{FROZEN}{toy_slime.IMPORT}\nsys.meta_path.remove(Frozen)", **STRICT)
     assert done.returncode == 120
-    assert "NOT ACTIVE: imported past the site hook: slime. " in done.stderr
+    assert "NOT ACTIVE: imported without the site hook: slime. " in done.stderr
 
 
 def test_what_is_done_at_exit_is_done_all_the_same(run, slime):

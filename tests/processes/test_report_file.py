@@ -291,7 +291,7 @@ def test_a_place_that_cannot_be_written_costs_one_line(slime, tmp_path, place):
     assert (done.returncode, done.stdout) == (0, "trained\n")
     (said,) = done.stderr.splitlines()
     assert f"{PROBLEM}{path})" in said
-    assert (place in (_a_pipe, _a_device)) == ("it is no regular file" in said)
+    assert (place in (_a_pipe, _a_device)) == ("it is not a regular file" in said)
     assert run(code, slime, path, RANK="1").stderr == ""
     assert not (tmp_path / "missing").exists()
 

@@ -127,7 +127,7 @@ def test_a_rank_that_cannot_tell_says_why_and_does_not_keep_the_others_waiting()
     assert own.problem == "ValueError: RLHF_PATCHES_STRICT is 'maybe'"
     text = differences([process(0, {"somelib-bug": APPLIED}, version=__version__), own])
     assert text == (
-        f"these cannot tell their patches:\n  rank 1 on {socket.gethostname()} (pid {os.getpid()}): "
+        f"these could not report their patches:\n  rank 1 on {socket.gethostname()} (pid {os.getpid()}): "
         "ValueError: RLHF_PATCHES_STRICT is 'maybe'"
     )
 

@@ -284,8 +284,8 @@ def test_a_file_of_something_else_stays_as_it_is(file, line, caplog, what):
     line.end()
     assert file.read_bytes() == FOREIGN[what]
     (record,) = caplog.records
-    assert "it holds something else" in record.getMessage()
-    with pytest.raises(OSError, match="it holds something else"):
+    assert "it has other content" in record.getMessage()
+    with pytest.raises(OSError, match="it has other content"):
         report_file.try_out(str(file))
 
 
@@ -333,7 +333,7 @@ def test_somebody_elses_file_in_a_folder_for_everybody(tmp_path, said, caplog, m
     before = file.read_bytes()
     shared.chmod(0o1777)
     report_file._Line(str(file), lambda: said[0]).update()
-    assert "it has another name, too" in caplog.text
+    assert "it has another hard link" in caplog.text
     other.unlink()
     report_file.try_out(str(file))
     # The folder and the file are of another user than this process; then the folder is, too, which is /tmp's case.

@@ -102,7 +102,7 @@ def test_what_a_watch_has_told_is_to_be_looked_at(report, worst, shown):
     status, out, _ = report(lines)
     assert status == 1
     assert f"fw-watch, log-probabilities: {shown} at worst, at step 1, of 30 (node-a pid 1 rank 1)" in out
-    assert f"1 to look at:\n- fw-watch: {warning} (node-a pid 1 rank 1, node-a pid 2 rank 2)" in out
+    assert f"1 problem:\n- fw-watch: {warning} (node-a pid 1 rank 1, node-a pid 2 rank 2)" in out
     assert json.loads(report(lines, "--json")[1])["watched"][0]["worst"] == worst
 
 
@@ -140,7 +140,7 @@ def test_what_a_killed_process_has_counted_may_be_more(report):
     assert "a-bug: called 8 times; bug condition true in 0: not affected so far (1 process)" in out
     ended = report([reached(0, calls=8, asked=8, held=0)])[1]
     assert "called 8 times; bug condition true in 0: this run was not affected (1 process)" in ended
-    assert "of processes that were killed or still run, as far as their last lines say" in out
+    assert "for processes that were killed or still run, the counts are from their last lines" in out
 
 
 @pytest.mark.parametrize(
@@ -314,9 +314,9 @@ def test_json(report):
         (None, "cannot read"),
         ("", "is empty: no process of the run has imported a framework"),
         (" \n \n", "is empty"),
-        ("loss 4.1\nloss 3.9\n", "has no line that RLHF_PATCHES_REPORT could have written"),
-        ('{"loss": 4.1}\n', "has no line that"),
-        (b"\x89PNG\xff\xfe\n", "has no line that"),
+        ("loss 4.1\nloss 3.9\n", "has no line of RLHF_PATCHES_REPORT"),
+        ('{"loss": 4.1}\n', "has no line of"),
+        (b"\x89PNG\xff\xfe\n", "has no line of"),
         ("folder", "Is a directory"),
     ],
 )
@@ -512,7 +512,7 @@ def test_a_file_of_zeros_is_read_in_pieces(tmp_path, capsys):
     os.truncate(file, 200 << 20)
     with _memory(100):
         assert cli.main(["report", str(file)]) == 2
-    assert "has no line that" in capsys.readouterr().err
+    assert "has no line of" in capsys.readouterr().err
 
 
 def test_limits_on_what_a_run_can_say(report, monkeypatch):
@@ -521,7 +521,7 @@ def test_limits_on_what_a_run_can_say(report, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(report_reader, "_MOST_ENTRIES", 400)
         status, out, err = report([line(pid, patches=rows) for pid in range(9)])
-        assert (status, out, "is too much" in err) == (2, "", True)
+        assert (status, out, "is too large" in err) == (2, "", True)
         patched.undo()
         patched.setattr(report_reader, "_MOST_DISTINCT", 100)
         assert report([line(pid, patches=rows) for pid in range(9)])[0] == 2

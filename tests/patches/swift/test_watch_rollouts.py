@@ -75,7 +75,7 @@ DIFFER = "trainer and engine differ by {} nats per sampled token at step 2 (limi
 def test_it_says_once_what_is_wrong(older, case):
     """With a resumed adapter that is counted twice from the second update on, as released."""
     line = check_told(older[case], DIFFER)
-    assert "Known bugs with this sign that nothing repairs here: " in line
+    assert "Unrepaired known bugs with this sign: " in line
     assert WRONG[case] in line
     check_is_a_lower_bound(older[case])
 

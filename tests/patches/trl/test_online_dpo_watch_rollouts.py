@@ -37,7 +37,7 @@ def test_it_says_that_completions_are_single_tokens(report):
     (line,) = report["as released"]["said"]
     said = "completions end after one token that does not end a text: a share of 1 at step 0 (limit 0.99). "
     assert line.startswith(f"trl-online-dpo-watch-rollouts: {said}")
-    assert "nothing repairs here: trl-online-dpo-server; `rlhf-patches explain" in line
+    assert "with this sign: trl-online-dpo-server; see `rlhf-patches explain" in line
     assert report["as released"]["error"] > 0.1
 
 

@@ -57,7 +57,7 @@ def test_it_says_once_what_is_wrong(older, case):
         r"verl-watch-rollouts: trainer and engine differ by [0-9.]+ nats per sampled token at step 1 \(limit 0.1\)",
         line,
     ), line
-    assert "Known bugs with this sign that nothing repairs here: verl-merged-lora, verl-lora-buckets; " in line
+    assert "Unrepaired known bugs with this sign: verl-merged-lora, verl-lora-buckets; " in line
     assert older[case]["observed"][LOG_PROBABILITIES]["told"].endswith("(limit 0.1)")
 
 

@@ -46,7 +46,7 @@ def test_it_says_once_what_is_wrong(report, case):
         f"vllm-watch-requests: the trainer has sent {adapters} adapters, and every request since the first was for the "
         f"base model at request {4 * adapters} (limit {adapters - 1})."
     )
-    assert "nothing repairs here: swift-async-rollout-lora; `rlhf-patches explain vllm-watch-requests`" in line
+    assert "with this sign: swift-async-rollout-lora; see `rlhf-patches explain vllm-watch-requests`" in line
     found = report[case]["observed"]["unused-adapters"]
     assert found["worst"] == found["values"] == len(CASES[case].asks)
 
