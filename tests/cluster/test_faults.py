@@ -37,7 +37,7 @@ def test_a_rank_without_the_package(installed, tmp_path, without):
     (text,) = {ended[rank].said["init"] for rank in others}
     assert text.startswith(f"VerifyError: rank {without} of 3 has not called rlhf_patches.verify() within 15 s: ")
     assert "without rlhf_patches" in text
-    assert f"Here are ranks {others[0]}" in text
+    assert f"Present: ranks {others[0]}" in text
 
 
 def release(version: str, folder: Path) -> str:

@@ -156,7 +156,7 @@ def test_a_few_store_operations_a_rank(calls):
 def test_a_rank_that_comes_too_late_is_named_and_told_the_same(calls):
     text = everywhere(calls, "late")
     assert text.startswith("VerifyError: rank 1 of 3 has not called rlhf_patches.verify() within 6 s: ")
-    assert "Here are ranks 0, 2 on " in text
+    assert "Present: ranks 0, 2 on " in text
     assert everywhere(calls, "after a late rank") is None, "the next call is a new one"
 
 
