@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+import sys
+from typing import Any
+
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
+
+_INIT = "trl.trainer.kto_trainer:KTOTrainer.__init__"
+
+
+def ignores_the_reference(model: Any, ref_model: Any, args: Any, peft_config: Any) -> bool | None:
+    """Whether Liger computes the loss and the reference is the PEFT model itself; None if the arguments do not say."""
+    if args is None or ref_model is not None:
+        return False
+    liger = getattr(args, "use_liger_kernel", None)
+    if not liger:
+        return None if liger is None else False
+    peft = getattr(sys.modules.get("peft"), "PeftModel", None)
+    return peft_config is not None or (isinstance(peft, type) and isinstance(model, peft))
+
 
 PATCH = Patch(
     name="trl-kto-liger-reference",
@@ -36,7 +53,7 @@ to compensate, and restart such a run.""",
             Guard("trl", ">=1.8.0,<1.13.0"),
             (
                 Rewrite(
-                    target="trl.trainer.kto_trainer:KTOTrainer.__init__",
+                    target=_INIT,
                     pattern="LigerFusedLinearKTOLoss(beta=self.beta, use_ref_model=(self.ref_model is not None))",
                     replacement="LigerFusedLinearKTOLoss(beta=self.beta, use_ref_model=True)",
                 ),
@@ -44,4 +61,5 @@ to compensate, and restart such a run.""",
         ),
     ),
     obsolete_when="when the oldest trl in use is 1.13.0",
+    conditions=(Condition(_INIT, f"{__name__}:{ignores_the_reference.__name__}"),),
 )

@@ -5,9 +5,11 @@ kto_liger_reference_ranks.py trains real trainers, with PEFT and without, with L
 
 from __future__ import annotations
 
+from types import SimpleNamespace as Has
+
 import pytest
 
-from rlhf_patches.patches.trl.kto_liger_reference import PATCH
+from rlhf_patches.patches.trl.kto_liger_reference import PATCH, ignores_the_reference
 from rlhf_patches.testing import PatchContract
 from tests.harness import side_by_side, unpacked
 from tests.harness.forkserver import Level
@@ -55,6 +57,28 @@ def is_repaired(found):
 
 def test_the_reference_did_not_count_and_counts(trained):
     is_repaired(trained("1.12.0"))
+
+
+def test_its_condition_holds_with_peft_and_liger(trained):
+    reached = trained("1.12.0")["reached"]
+    assert (reached["held"], reached["asked"]) == (len(WRONG), len(WRONG) + len(RIGHT))
+
+
+def test_what_the_condition_says():
+    from peft import PeftModel
+
+    liger, adapted, config = Has(use_liger_kernel=True), object.__new__(PeftModel), Has()
+    assert ignores_the_reference(Has(), None, liger, config) is True
+    assert ignores_the_reference(adapted, None, liger, None) is True
+    for arguments in (
+        (Has(), None, liger, None),
+        ("a path", None, liger, None),
+        (Has(), Has(), liger, config),
+        (adapted, None, Has(use_liger_kernel=False), None),
+        (adapted, None, None, None),
+    ):
+        assert ignores_the_reference(*arguments) is False
+    assert ignores_the_reference(adapted, None, Has(), config) is None
 
 
 def test_what_was_right_is_the_same_bit_for_bit(trained):
