@@ -73,6 +73,23 @@ def slept(trainer: Any) -> bool:
     return bool(trainer.args.vllm_enable_sleep_mode) and _together(trainer, *_OF_ONLINE_DPO)
 
 
+def generates_with_dropped_weights(self: Any) -> bool | None:
+    """Online DPO: whether the engine has slept since it was loaded, and the step says that it need not be loaded.
+
+    None if the trainer does not say, or if a user's own method may load the weights.
+    """
+    asleep = getattr(getattr(self, "args", None), "vllm_enable_sleep_mode", None)
+    if not asleep:
+        return None if asleep is None else False
+    step, last = getattr(getattr(self, "state", None), "global_step", None), getattr(self, "_last_loaded_step", None)
+    if step is None or last is None:
+        return None
+    if step != last:
+        return False
+    # known: a user's own version of these may load the weights itself.
+    return None if _released.others(self, *_OF_ONLINE_DPO, "_move_model_to_vllm") else True
+
+
 def on_its_own(trainer: Any, loop: Callable[..., Any]) -> Callable[..., Any]:
     """``loop``, within which this rank may be the only one that generates."""
 

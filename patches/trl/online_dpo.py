@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _OLD = "trl.trainer.online_dpo_trainer:OnlineDPOTrainer"
 _NEW = "trl.experimental.online_dpo.online_dpo_trainer:OnlineDPOTrainer"
 _HELPERS = f"{__package__}._engine_prompts"
+_WEIGHTS = f"{__package__}._engine_weights"
 
 
 def _served(trainer: str, completions: str) -> tuple[Rewrite, ...]:
@@ -48,6 +49,10 @@ def _together(trainer: str) -> Rewrite:
     )
 
 
+def _conditions(method: str, predicate: str = "") -> tuple[Condition, ...]:
+    return tuple(Condition(f"{trainer}.{method}", predicate) for trainer in (_OLD, _NEW))
+
+
 _SERVER = ("use_vllm=false|absent", "vllm_mode=colocate")
 _COLOCATE = ("use_vllm=false|absent", "vllm_mode=server")
 
@@ -79,6 +84,7 @@ Since TRL 0.26.0, Online DPO with a vLLM server trained on single tokens. Discar
         Variant(Guard("trl", ">=0.26.0,<1.8.0"), _served(_NEW, "completion_ids")),
     ),
     obsolete_when="when the oldest trl in use is 1.8.0",
+    conditions=_conditions("_generate_vllm_server", f"{_HELPERS}:asks_a_server"),
 )
 
 PATCH_PADDING = Patch(
@@ -110,6 +116,7 @@ padding.""",
         Variant(Guard("trl", ">=0.26.0,<=1.16.0"), (_unpadded(_NEW),)),
     ),
     obsolete_when="when the oldest trl in use does not pad there; all releases so far do",
+    conditions=_conditions("_generate_vllm_server"),
 )
 
 PATCH_SLEEP = Patch(
@@ -150,12 +157,13 @@ micro-batches of a step but one. Repeat such a run.""",
                     "$SLEPT(self) or self.state.global_step != self._last_loaded_step",
                     alongside=("self.llm.sleep(level=2)",),
                     unless=("_llm_weights_sleeping",),
-                    uses={"SLEPT": f"{__package__}._engine_weights:slept"},
+                    uses={"SLEPT": f"{_WEIGHTS}:slept"},
                 ),
             ),
         ),
     ),
     obsolete_when="when the oldest trl in use loads after each sleep; no release so far does",
+    conditions=(Condition(f"{_NEW}._generate_vllm_colocate", f"{_WEIGHTS}:generates_with_dropped_weights"),),
 )
 
 PATCH_TOGETHER = Patch(
@@ -184,4 +192,5 @@ run.""",
         Variant(Guard("trl", ">=0.26.0,<=1.16.0"), (_together(_NEW),)),
     ),
     obsolete_when="when the oldest trl in use gathers prompts there; no release so far does",
+    conditions=_conditions("_generate_vllm_colocate", f"{_HELPERS}:one_engine_per_rank"),
 )

@@ -36,6 +36,7 @@ RULE_COVERAGE = {
 }
 WORKER = "tests.patches.trl.online_dpo_ranks"
 NAMES = ("trl-online-dpo-server", "trl-online-dpo-server-padding", "trl-online-dpo-sleep-weights")
+TOGETHER = "trl-online-dpo-tensor-parallel"
 ROUNDING = 1e-5
 """Forward and backward in float32, of a model of one layer; seen are 6e-7."""
 CASES = ("server", "server, one length", "sleep", "awake")
@@ -110,6 +111,63 @@ def test_without_sleep_mode_nothing_changes(report):
     assert report["after"]["awake"]["calls"] == ["load", "generate", "generate"] * 2
 
 
+def test_each_condition_holds_where_its_bug_is(report):
+    """Of two runs with a server, whose prompts differ in length in one, and of two with four generations each."""
+
+    def told(name, state="after"):
+        return [report["reached"][state][name][count] for count in ("calls", "asked", "held")]
+
+    server, padding, sleep = NAMES
+    assert told(server) == [2, 2, 2]
+    assert told(padding) == [2, 2, 1]
+    assert told(sleep) == [8, 8, 2], "the second generation of each step, and only with sleep mode"
+    assert told(TOGETHER) == [8, 8, 0], "an engine of one rank"
+
+
+def colocated(asleep=True, step=3, last=3, **more):
+    return SimpleNamespace(
+        args=SimpleNamespace(vllm_enable_sleep_mode=asleep),
+        state=SimpleNamespace(global_step=step),
+        _last_loaded_step=last,
+        **more,
+    )
+
+
+def test_what_the_conditions_say():
+    asks, dropped = _engine_prompts.asks_a_server, _engine_weights.generates_with_dropped_weights
+    assert asks(SimpleNamespace(vllm_mode="server"), ["w1"]) is True
+    for trainer, prompts in (("server", None), ("server", []), ("colocate", ["w1"])):
+        assert asks(SimpleNamespace(vllm_mode=trainer), prompts) is None
+    assert asks(SimpleNamespace(), ["w1"]) is None
+    assert _engine_prompts.one_engine_per_rank(SimpleNamespace(vllm_tensor_parallel_size=1)) is False
+    for trainer in (SimpleNamespace(vllm_tensor_parallel_size=2), SimpleNamespace()):
+        assert _engine_prompts.one_engine_per_rank(trainer) is None
+    assert dropped(colocated()) is True
+    assert dropped(colocated(last=2)) is dropped(colocated(asleep=False)) is False
+    users = {"_move_model_to_vllm": lambda: None}
+    for trainer in (
+        SimpleNamespace(),
+        SimpleNamespace(args=colocated().args),
+        colocated(**users),
+        colocated(last=None),
+    ):
+        assert dropped(trainer) is None
+
+
+@pytest.mark.parametrize(
+    ("prompts", "differ"),
+    [
+        ([["a"], ["a"]], False),
+        ([["a"], ["b"]], True),
+        ([["a"], ["a", "b"]], True),
+        ([[{"prompt": "a", "multi_modal_data": {}}]] * 2, None),
+        ([[{"prompt": "a", "multi_modal_data": {}}], [{"prompt": "b", "multi_modal_data": {}}]], True),
+    ],
+)
+def test_whether_the_prompts_of_an_engine_differ(prompts, differ):
+    assert _engine_prompts._differ(prompts) is differ
+
+
 @pytest.mark.parametrize("case", ["server", "server, one length"])
 def test_reverted_it_is_trl_s_own_again(report, case):
     assert report["reverted"][case] == report["before"][case]
@@ -173,6 +231,8 @@ def test_the_ranks_of_an_engine_get_the_same_prompts(run_ranks):
         prompts("after")[0] == prompts("after")[1] == [[*own, *other] for own, other in zip(first, second, strict=True)]
     )
     for found in reports:
+        reached = found["reached"]["after"][TOGETHER]
+        assert reached["held"] == reached["asked"] == reached["calls"] == len(first)
         assert set(found["before"]["together"]["own"]) == set(found["after"]["together"]["own"]) == {True}
 
 
