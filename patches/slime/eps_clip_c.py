@@ -41,9 +41,10 @@ def _is_a_bound(asked: Any) -> bool:
 
 def _takes_a_bound(function: Callable[..., Any]) -> bool:
     """Whether it is slime's own, in torch.compile's wrapper; a user's may have a bound already."""
-    # The globals of a decorated function have another module's name, whatever attributes it copies.
-    while _released.written_in(function).startswith("torch.") and hasattr(function, "_torchdynamo_orig_callable"):
-        function = function._torchdynamo_orig_callable
+    # The globals of a decorated function have another module's name, whatever attributes it copies. Each wrapper sets
+    # `__wrapped__` itself; a user's copies what torch.compile has set, and torch's others copy it from there.
+    while _released.written_in(function).startswith("torch.") and hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
     # known: slime's own, from attributes that no decorator copies
     if _released.written_in(function) != _MODULE or not isinstance(function, FunctionType):
         return False
