@@ -14,7 +14,7 @@ _NAME = "slime-async-dropped-groups"
 _MODULE = "slime.rollout.fully_async_rollout"
 _ROLLOUT = "generate_rollout_fully_async"
 _STEP = "_generate_rollout_async"
-_QUEUE = ("get_completed_groups", "_loop", "_make_done_cb")
+_WORKER = "_get_global_worker"
 _ROOM = "self.output_queue.qsize() < max_concurrent"
 _RELEASED_ROOM = 1000
 
@@ -22,8 +22,8 @@ _RELEASED_ROOM = 1000
 def at_most(worker: Any, count: int) -> list[tuple[int, list[Any]]]:
     """Up to ``count`` of the worker's finished groups, in the order they finished; others stay with the worker.
 
-    A user's function in place of slime's decides itself which groups are finished. The queue of a worker that fills it
-    in its own way is emptied, as released.
+    A user's function in place of slime's decides itself which groups are finished. The queue of a worker with another
+    function of a user's is emptied, as released.
     """
     other = _own(worker)
     if other:
@@ -40,13 +40,17 @@ def at_most(worker: Any, count: int) -> list[tuple[int, list[Any]]]:
 
 
 def _own(worker: Any) -> str:
-    """The first function that fills or empties the queue and is a user's; empty if all are slime's."""
+    """The first of a worker's functions that is a user's, which may fill the queue or wait for it; empty if none is."""
+    methods = [name for kind in type(worker).__mro__[:-1] for name, found in vars(kind).items() if callable(found)]
     # known: slime's own, from attributes that no decorator copies
-    return next((name for name in _QUEUE if _released.written_in(getattr(worker, name, None)) != _MODULE), "")
+    for name in ("get_completed_groups", *methods):
+        if _released.written_in(getattr(worker, name, None)) != _MODULE:
+            return name
+    return ""
 
 
 def size(worker: Any) -> int:
-    """The size of the queue: unbounded; the released size for a worker that fills or empties it in its own way."""
+    """The size of the queue: unbounded; the released size for a worker with a function of a user's."""
     return _RELEASED_ROOM if _own(worker) else 0
 
 
@@ -71,7 +75,8 @@ def _taken_by_slimes(worker: Any) -> bool:
     return (
         getattr(getattr(worker, "args", None), "rollout_function_path", None) == f"{_MODULE}.{_ROLLOUT}"
         and all(
-            _released.written_in(getattr(sys.modules.get(_MODULE), name, None)) == _MODULE for name in (_ROLLOUT, _STEP)
+            _released.written_in(getattr(sys.modules.get(_MODULE), name, None)) == _MODULE
+            for name in (_ROLLOUT, _STEP, _WORKER)
         )
         and not _own(worker)
     )
@@ -101,15 +106,15 @@ next step. As in upstream's repair (PR 2238), the queue has no bound of its own,
 while as many groups wait as it samples at once: at most twice that many wait. Within one process, each prompt of the
 data source is trained on once, except for those of groups that fail. If there are never more finished groups than a
 step needs, nothing changes. Your own rollout that takes groups from slime's worker, or calls slime's rollout, may wait
-for 1000, as released.
+for 1000, as released. So may your own function in place of slime's `_get_global_worker`.
 
 The patch does not repair a resumed run. Groups that wait or are being sampled when a process ends are lost: checkpoints
 do not contain them, and slime's data source continues after their prompts.
 
-The patch does not change your own worker with its own `get_completed_groups`, `_loop` or `_make_done_cb`, and logs one
-warning. A step takes all groups of such a worker and may drop some, and its queue holds 1000, as released. The patch
-does not repair the rollout of the examples' folder up to 0.2.4, which is not a module of slime. main has the repair and
-still has version 0.3.1: the patch is refused there because its code is not that of 0.3.1, and is not needed.""",
+The patch does not change your own worker with any function of its own, and logs one warning. A step takes all groups of
+such a worker and may drop some, and its queue holds 1000, as released. The patch does not repair the rollout of the
+examples' folder up to 0.2.4, which is not a module of slime. main has the repair and still has version 0.3.1: the patch
+is refused there because its code is not that of 0.3.1, and is not needed.""",
     references=("https://github.com/THUDM/slime/pull/2238", "https://github.com/THUDM/slime/pull/1920"),
     variants=(
         Variant(

@@ -128,8 +128,11 @@ class Own:
 
 
 def slimes_worker(**own):
-    found = types.FunctionType(Own.get_completed_groups.__code__, {"__name__": "slime.rollout.fully_async_rollout"})
-    return type("AsyncRolloutWorker", (Own,), {**dict.fromkeys(async_dropped_groups._QUEUE, found), **own})()
+    names = {"__name__": "slime.rollout.fully_async_rollout", "queue": queue}
+    found = {name: types.FunctionType(vars(Own)[name].__code__, names) for name in ("__init__", "get_completed_groups")}
+    more = dict.fromkeys(("start", "_loop", "_make_done_cb"), found["get_completed_groups"])
+    kind = type("AsyncRolloutWorker", (), {**found, **more})
+    return type("Subclass", (kind,), own)()
 
 
 @pytest.mark.parametrize(
@@ -148,9 +151,9 @@ def test_a_worker_of_one_s_own_says_itself_what_is_finished(worker, caplog):
     assert async_dropped_groups.size(worker) == 1000
 
 
-@pytest.mark.parametrize("name", ["_loop", "_make_done_cb"])
+@pytest.mark.parametrize("name", ["_loop", "_make_done_cb", "_thread_main", "start", "filled"])
 def test_a_worker_that_fills_the_queue_itself_stays_as_released(name, caplog):
-    """It may ask whether the queue is full, or wait for room in it."""
+    """It may ask whether the queue is full, or wait for room in it, or until it is warm."""
     _released.stays.cache_clear()
     worker = slimes_worker(**{name: lambda self: None})
     worker.get_completed_groups = types.FunctionType(
@@ -164,7 +167,8 @@ def test_a_worker_that_fills_the_queue_itself_stays_as_released(name, caplog):
 def test_there_is_room_for_as_many_as_are_sampled_at_once(monkeypatch):
     """Where slime calls its own rollout; of another one it is not known for how many it waits."""
     module = types.ModuleType("slime.rollout.fully_async_rollout")
-    exec("def generate_rollout_fully_async(): ...\ndef _generate_rollout_async(): ...", vars(module))
+    names = ("generate_rollout_fully_async", "_generate_rollout_async", "_get_global_worker")
+    exec("".join(f"def {name}(): ...\n" for name in names), vars(module))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     worker, own = slimes_worker(), Own()
     for each in (worker, own):
@@ -173,7 +177,7 @@ def test_there_is_room_for_as_many_as_are_sampled_at_once(monkeypatch):
             each.output_queue.put((number, []))
     assert [has_room(worker, at_once) for at_once in (2, 3)] == [False, True]
     assert has_room(own, 2)
-    for name in ("generate_rollout_fully_async", "_generate_rollout_async"):
+    for name in names:
         with monkeypatch.context() as within:
             within.setattr(module, name, lambda: None)  # somebody else's
             assert has_room(worker, 2)
