@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from . import moe_auxiliary_global, moe_auxiliary_padding, resume_groups
 
 
 def _has_gradients() -> bool:
@@ -131,3 +134,114 @@ def counts_in_half(self: Any) -> bool | None:
         return None
     # mcore-bridge marks a router that counts nothing: LoRA's.
     return True if _has_gradients() and not getattr(self, "frozen_expert_bias", False) else None
+
+
+def weight_of_one_replica(self: Any, with_padding_mask: bool) -> float | bool | None:
+    """The factor of the weight of a router's loss over all ranks.
+
+    None without gradients, and if a function around the loss is a user's, which may have the repair.
+    """
+    if with_padding_mask and getattr(self, "calculate_per_token_loss", None):
+        return False
+    return weight_of_one_replica_without_masks(self)
+
+
+def weight_of_one_replica_without_masks(self: Any) -> float | bool | None:
+    """The same for releases whose router knows no padding mask."""
+    try:
+        replicas = self.tp_dp_cp_group.size() // self.tp_cp_group.size()
+        if replicas == 1:
+            return False
+        if moe_auxiliary_global.replaced(self):
+            return None
+        if not self.get_aux_loss_coeff("global_aux_loss"):
+            return False
+    except AttributeError:
+        return None
+    return float(1 / replicas) if _has_gradients() else None
+
+
+def tokens_of_all_ranks(self: Any, valid_token_count: Any) -> float | bool | None:
+    """The factor of the weight of a router's loss whose tokens Megatron has counted with a padding mask.
+
+    None without gradients, and if a function around the loss is a user's, which may have the repair.
+    """
+    try:
+        ranks = self.tp_cp_group.size()
+        if not self.calculate_per_token_loss or ranks == 1 or valid_token_count is None:
+            return False
+    except AttributeError:
+        return None
+    if isinstance(valid_token_count, int):  # counted without a mask
+        return False
+    counting = "get_tokens_per_expert_and_token_count"
+    is_counted = hasattr(valid_token_count, "data_ptr") and not moe_auxiliary_padding.replaced(self, None, counting)
+    return float(ranks) if is_counted and _has_gradients() else None
+
+
+def loads_without_copies(self: Any) -> bool | None:
+    """Whether an optimizer that was told to take over the model's weights leaves out copies of its own on the CPU.
+
+    None if it has no such copy: then it may leave out what lies between the model and the optimizer on the GPU.
+    """
+    offloading = sys.modules.get("megatron.core.optimizer.cpu_offloading.hybrid_optimizer")
+    try:
+        if offloading is None or not isinstance(self.optimizer, offloading.HybridDeviceOptimizer):
+            return None if offloading is None else False
+        copies, updated = self.optimizer.gpu_params_map_cpu_copy, self.optimizer.param_to_fp32_param
+    except AttributeError:
+        return None
+    return None if not copies else not {*map(id, copies)} <= {*map(id, updated)}
+
+
+def of_one_key(current_groups: Any, state_dict_groups: Any) -> bool | None:
+    """Whether a group gets the saved state of another one, which has the same key; None if it may be its own."""
+    return _is_another_s(current_groups, state_dict_groups, _is_not)
+
+
+def of_one_key_in_shards(self: Any, state_dict: Any) -> bool | None:
+    """The same for a distributed optimizer, which keeps its parameters: whether a group gets another one's rates."""
+    try:
+        if self.ddp_config.use_megatron_fsdp:
+            return False
+        return _is_another_s(self.optimizer.param_groups, state_dict["optimizer"]["param_groups"], _has_other_rates)
+    except (AttributeError, KeyError, TypeError):
+        return None
+
+
+def _is_another_s(current: Sequence[Any], saved: Sequence[Any], differs: Callable[[Any, Any], bool]) -> bool | None:
+    keys = getattr(sys.modules.get("megatron.core.optimizer.optimizer"), "param_group_identifier_keys", None)
+    if keys is None:
+        return None
+    try:
+        found = {_key(group, keys): group for group in saved}  # as Megatron does: the last one of a key
+        if len(found) == len(saved):
+            return False
+        pairs = [(group, found[_key(group, keys)]) for group in current]
+        wrong = any(differs(resume_groups.saved_group(group, current, saved, of, keys), of) for group, of in pairs)
+        return wrong or None
+    except (AttributeError, KeyError, TypeError):
+        return None
+
+
+def _key(group: Any, keys: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(group[name] if name in group else group[f"pre_{name}"] for name in keys)
+
+
+def _is_not(right: Any, found: Any) -> bool:
+    return right is not found
+
+
+def _has_other_rates(right: Any, found: Any) -> bool:
+    return bool(resume_groups._rates(right) != resume_groups._rates(found))
+
+
+def saves_shifted_states(self: Any, is_loading: bool) -> bool | None:
+    """Whether a checkpoint of a distributed optimizer is about to be saved in which a bucket follows a padded one."""
+    if is_loading:
+        return False
+    try:
+        before = [bucket for buffer in self.buffers for bucket in buffer.buckets[:-1]]
+        return any(bucket.grad_data.numel() != bucket.numel_unpadded for bucket in before)
+    except (AttributeError, TypeError):
+        return None

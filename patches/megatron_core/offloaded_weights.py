@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _RELOADED = "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._copy_model_params_to_main_params"
 _FLAG = "self.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8"  # then the optimizer steps the model's own shards
@@ -70,4 +70,5 @@ run without the patch was not a fine-tuning of its checkpoint: start it again.""
     obsolete_when=(
         "when HybridDeviceOptimizer.update_fp32_param_by_new_param copies every parameter; none released does"
     ),
+    conditions=(Condition(_RELOADED, f"{__package__}._conditions:loads_without_copies"),),
 )

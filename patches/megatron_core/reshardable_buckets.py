@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 
 def padding_before(buffer: Any, parameter: Any) -> int:
@@ -66,4 +66,5 @@ started from wrong weights.""",
     # main had version 0.20.0 on 2026-08-22, and had the repair; the newest release had not.
     variants=(Variant(Guard("megatron-core", ">=0.15.0rc0,<=0.19.2"), REWRITES),),
     obsolete_when="when the oldest megatron-core in use is 0.20",
+    conditions=(Condition(REWRITES[0].target, f"{__package__}._conditions:saves_shifted_states"),),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _RATES = ("max_lr", "min_lr", "start_wd", "end_wd")
 """What a scheduler reads from a group, and Megatron's own key does not include."""
@@ -131,6 +131,10 @@ If each group has its own key, results are as before.""",
     references=("https://github.com/NVIDIA/Megatron-LM/pull/4705",),
     variants=(Variant(Guard("megatron-core", ">=0.16.0,<0.19.0"), REWRITES),),
     obsolete_when="when the oldest megatron-core in use is 0.19",
+    conditions=tuple(
+        Condition(change.target, f"{__package__}._conditions:{predicate}")
+        for change, predicate in zip(REWRITES, ("of_one_key", "of_one_key_in_shards"), strict=True)
+    ),
     changes_numbers="""\
 Since megatron-core 0.16.0, a resumed run with `--decoupled-lr` trained embedding, output layer and all other weights at
 one rate, that of the last group. With the patch, each group has its saved rate. Training after such a resume used the

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import sys
+from types import SimpleNamespace
 
 import pytest
 
+from rlhf_patches.patches.megatron_core._conditions import loads_without_copies
 from tests.harness.forkserver import megatron
 
 RULE_COVERAGE = {
@@ -61,3 +64,30 @@ def test_where_nothing_was_lost_all_is_the_same(run, release, case):
     for report in run(release):
         assert report["before"][case]["wrong"] == []
         assert report["after"][case] == report["before"][case]
+
+
+@RELEASES
+def test_a_run_is_told_whether_it_was_affected(run, release):
+    """Once in each case that lost its weights, and in no other."""
+    for report in run(release):
+        reached = report["reached"]
+        assert reached["held"] == len(LOST) < reached["asked"] == reached["calls"] == len(report["after"])
+
+
+def test_what_is_told_of_an_optimizer(monkeypatch):
+    class Offloading(SimpleNamespace):
+        """Megatron's, by the name under which it is looked up."""
+
+    def told(copies, updated, kind=Offloading):
+        optimizer = kind(gpu_params_map_cpu_copy=copies, param_to_fp32_param=updated)
+        return loads_without_copies(SimpleNamespace(optimizer=optimizer))
+
+    one, other = "one", "other"
+    module = "megatron.core.optimizer.cpu_offloading.hybrid_optimizer"
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(HybridDeviceOptimizer=Offloading))
+    assert told({one: 1}, {}) is told({one: 1, other: 2}, {one: 1}) is True
+    assert told({one: 1}, {one: 1, other: 2}) is told({one: 1}, {}, SimpleNamespace) is False
+    assert told({}, {}) is loads_without_copies(SimpleNamespace()) is None
+    assert loads_without_copies(SimpleNamespace(optimizer=Offloading())) is None
+    monkeypatch.delitem(sys.modules, module)
+    assert told({one: 1}, {}) is None

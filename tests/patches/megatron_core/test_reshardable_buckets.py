@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rlhf_patches.patches.megatron_core._conditions import saves_shifted_states
 from rlhf_patches.patches.megatron_core.reshardable_buckets import padding_before
 from tests.harness.forkserver import megatron
 
@@ -72,6 +73,21 @@ def test_each_parameter_has_its_own_state(saved, release, case):
 
 
 @RELEASES
+def test_a_run_is_told_whether_it_was_affected(saved, release):
+    """Once in each case that is saved shifted, and in no other; nor while a checkpoint is loaded."""
+    _, report = saved(release)
+    reached = report["reached"]
+    assert reached["held"] == len(SHIFTED) < reached["asked"] == reached["calls"] == len(report["after"])
+
+
+@RELEASES
+def test_a_run_that_loads_is_not_told_that_it_was_affected(loaded, release):
+    for report in loaded(release):
+        reached = report["reached"]
+        assert reached["held"] == 0 < reached["asked"] == reached["calls"]
+
+
+@RELEASES
 def test_one_bucket_is_as_before(saved, loaded, release):
     _, report = saved(release)
     assert not any(report["before"]["one bucket"]["wrong"].values())
@@ -110,3 +126,16 @@ def test_the_padding_of_the_buckets_before_a_parameter():
     places = {name: (0, 0, bucket) for bucket, name in enumerate("abc")}
     buffer = SimpleNamespace(buckets=buckets, param_index_map=places)
     assert [padding_before(buffer, name) for name in "abc"] == [0, 3, 3]
+
+
+def test_what_is_told_of_a_checkpoint():
+    def told(*paddings, loading=False):
+        buckets = [SimpleNamespace(grad_data=torch.empty(128), numel_unpadded=128 - each) for each in paddings]
+        return saves_shifted_states(SimpleNamespace(buffers=[SimpleNamespace(buckets=buckets)]), loading)
+
+    assert told(3, 0) is told(0, 3, 0) is True
+    assert told(3) is told(0, 3) is told() is told(3, 0, loading=True) is False
+    assert saves_shifted_states(SimpleNamespace(), False) is None
+    assert saves_shifted_states(SimpleNamespace(buffers=[SimpleNamespace()]), False) is None
+    bucket = SimpleNamespace(numel_unpadded=1)
+    assert saves_shifted_states(SimpleNamespace(buffers=[SimpleNamespace(buckets=[bucket] * 2)]), False) is None

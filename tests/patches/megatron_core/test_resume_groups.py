@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf_patches.patches.megatron_core._conditions import of_one_key, of_one_key_in_shards
 from rlhf_patches.patches.megatron_core.resume_groups import saved_group
 from tests.harness.forkserver import MEGATRON, megatron
 
@@ -90,6 +94,14 @@ def test_reverted_it_is_megatron_s_own_again(reports):
         assert report["reverted"] == report["before"]
 
 
+def test_a_run_is_told_whether_it_was_affected(reports):
+    """In each resume of groups that have one key, and in no other."""
+    for report in reports:
+        reached = report["reached"]
+        affected = [case for case in report["after"] if not case.endswith("one rate")]
+        assert reached["held"] == len(affected) < reached["asked"] == reached["calls"] == len(report["after"])
+
+
 @pytest.mark.exhaustive
 def test_the_repaired_release_is_right_by_itself(run_ranks):
     """0.19 looks groups up by their rates; it refuses those that were changed for the resume."""
@@ -166,3 +178,28 @@ def test_names_that_nemo_gives():
     saved = [{"pre_key": "a", "name": "x", "max_lr": 1.0}, {"pre_key": "a", "name": "y", "max_lr": 2.0}]
     current = [group("", max_lr=1.0), group("", max_lr=2.0)]
     assert [saved_group(one, current, saved, saved[-1], ("key",))["name"] for one in current] == ["x", "y"]
+
+
+def test_what_is_told_of_a_resume(monkeypatch):
+    def told(current, saved, fsdp=False):
+        """Of a distributed optimizer, and of another one."""
+        saved = [dict(one) for one in saved]
+        found = {"optimizer": {"param_groups": saved}}
+        of = {"ddp_config": SimpleNamespace(use_megatron_fsdp=fsdp), "optimizer": SimpleNamespace(param_groups=current)}
+        return of_one_key_in_shards(SimpleNamespace(**of), found), of_one_key(current, saved)
+
+    module = "megatron.core.optimizer.optimizer"
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(param_group_identifier_keys=("key",)))
+    two = [group("x", max_lr=1.0), group("y", max_lr=2.0)]
+    same = [group("x", max_lr=1.0), group("y", max_lr=1.0)]
+    other = [group("x", "b", max_lr=1.0), group("y", max_lr=2.0)]
+    assert told(two, two) == (True, True)
+    assert told(two, two, fsdp=True)[0] is False
+    assert told(other, other) == (False, False)
+    assert told(same, same) == (None, True), "the rates are right, and the parameters are not"
+    assert told(two[1:], two) == (None, None)
+    assert told(other, two) == (None, None), "Megatron raises"
+    assert told([{}], [{}, {}]) == told(None, two) == (None, None)
+    assert of_one_key(None, None) is of_one_key_in_shards(SimpleNamespace(), {}) is None
+    monkeypatch.delitem(sys.modules, module)
+    assert told(two, two) == (None, None)
