@@ -6,7 +6,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Variant, Wrap
+import rlhf_patches
+from rlhf_patches import Condition, Guard, Patch, Variant, Wrap
+
+_NAME = "megatron-bridge-disable-adapter"
+_CONTEXT = "megatron.bridge.peft.base:PEFT.disable_adapter"
 
 
 # writes: switches off what the context has switched on, which is the repair
@@ -25,6 +29,7 @@ def leaving_them_off(wrapped: Callable[..., Any], peft: Any, args: Any, kwargs: 
     finally:
         for switch_off in off:
             switch_off()
+        rlhf_patches.decided(_NAME, bool(off))
 
 
 def _layers(model: Any) -> Iterator[Any]:
@@ -37,7 +42,7 @@ def _layers(model: Any) -> Iterator[Any]:
 
 
 PATCH = Patch(
-    name="megatron-bridge-disable-adapter",
+    name=_NAME,
     summary="adapters that were off before disable_adapter() are off after it",
     harm="wrong gradient",
     bug="disable_adapter() enables adapters that were off before it, so the reference model has them",
@@ -57,7 +62,7 @@ again. All other layers are on, as released. Contexts have to be left in the rev
             Guard("megatron-bridge", ">=0.3.0,<=0.6.2"),
             (
                 Wrap(
-                    target="megatron.bridge.peft.base:PEFT.disable_adapter",
+                    target=_CONTEXT,
                     implementation=f"{__name__}:leaving_them_off",
                     fingerprints={"2ee7ee9deef7f7c4": "0.3.0 to 0.6.2"},
                 ),
@@ -65,6 +70,7 @@ again. All other layers are on, as released. Contexts have to be left in the rev
         ),
     ),
     obsolete_when="when the oldest Megatron-Bridge in use restores the previous state; none released so far does",
+    conditions=(Condition(_CONTEXT),),
     changes_numbers="""\
 Since 0.3.0, a computation in a context of `disable_adapter` used the adapter after an inner context was left. If a
 run's reference pass did that, the policy was compared with itself instead of the reference model: its KL divergence was

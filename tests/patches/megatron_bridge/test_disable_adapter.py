@@ -47,6 +47,14 @@ def test_what_was_off_before_stays_off(found):
     assert found["after"]["one layer off"] == [False, True]
 
 
+def test_a_run_is_told_whether_it_was_affected(found):
+    """In the inner contexts, and where an adapter was off before; never in the outer ones, nor without a layer off."""
+    reached = found["reached"]
+    affected = len(INNER) + len(("off before", "one layer off", "what else: a dictionary"))
+    assert reached["calls"] == reached["asked"] == affected + len(INNER) + len(("what else: a user's layer",))
+    assert reached["held"] == affected
+
+
 def test_what_else_the_release_takes(found):
     """A dictionary of models, one of which is off; and a layer that cannot be switched."""
     for state in ("before", "after", "reverted"):
