@@ -27,7 +27,7 @@ def taken_for_another_layer(config: Any, key: str) -> bool | None:
         numbers = {int(found[1]) for found in (_LAST.match(key), _NOT_AN_EXPERT.match(key)) if found}
         selected = {number == layers if isinstance(layers, int) else number in layers for number in numbers}
         return False if len(selected) < 2 else None if _is_excluded(config, key) else True
-    except (AttributeError, TypeError):  # such as that of a tuner without these settings
+    except (AttributeError, TypeError, re.error):  # such as that of a tuner without these settings
         return None
 
 
