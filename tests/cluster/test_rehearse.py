@@ -30,7 +30,7 @@ def test_without_the_patches_then_with_them(installed, tmp_path):
     assert first["text"] == "4.000 x the mean over micro-batches"
     assert found["with"]["status"] == 0
     assert found["with"]["repaired"] == ["transformers-accumulation-scale"]
-    assert "with the patches it holds (transformers-accumulation-scale): micro-batch weights, duplicated" in done.stdout
+    assert "holds with the patches (transformers-accumulation-scale): micro-batch weights, duplicated" in done.stdout
 
 
 @exhaustive

@@ -292,10 +292,10 @@ def test_a_right_patch_passes(outcomes, of_class):
         found, said = became(outcomes, of_class, part)
         assert found.count("passed") == (2 if releases == 3 else 1) * (2 if part is OUTSIDE else 1), said
         assert set(found) == ({"passed", "skipped"} if releases == 3 else {"passed"})
-        assert releases == 1 or "does not have the bug (>=1.0,<2.0); this test looks at what is installed" in said
+        assert releases == 1 or "does not have the bug (>=1.0,<2.0); this test runs on the installed release" in said
     found, said = became(outcomes, of_class, FIXED_RELEASE)
     assert found.count("passed") == (releases == 3)
-    what_to_do = "this test looks at fixed" if releases == 3 else f"name a release that does not have it, in {of_class}"
+    what_to_do = "this test runs on fixed" if releases == 3 else f"name a release that does not have it, in {of_class}"
     assert f"has the bug; {what_to_do}" in said
 
 
@@ -319,8 +319,8 @@ WRONG = {
     "TestWrites": (SIDE_EFFECTS, "writes.py:4: `losses[0]` is assigned to, which belongs to an argument"),
     "TestRuleMissing": (HOLDS, 'it has no "no new blocking": '),
     "TestNoSuchTest": (HOLDS, '"no side effects": there is no test test_of_another_module in this module'),
-    "TestClaim": (HOLDS, "toy-mean says: On one rank nothing changes. (expected a key of words in it"),
-    "TestKept": (HERE, "is reverted, and yet toy.losses:kept has not its own code"),
+    "TestClaim": (HOLDS, "toy-mean states: On one rank nothing changes. (expected a key of words in it"),
+    "TestKept": (HERE, "is reverted, but toy.losses:kept has other code than before"),
 }
 ALSO = {
     "TestOtherShape": {EDITED, HERE},

@@ -83,7 +83,7 @@ CHANGES = {
     ),
     "another class": (
         lambda t: setattr(t.model, "__class__", Other),
-        "trainer.model is of another class: Inner before, Other now",
+        "trainer.model has another class: Inner before, Other now",
     ),
     "a new attribute": (lambda t: setattr(t.model, "cache", 3), "trainer.model.cache is new: 3"),
     "a new object": (lambda t: setattr(t.model, "cache", Inner()), "trainer.model.cache is new: Inner"),

@@ -220,7 +220,7 @@ def test_by_default_all_that_apply_here(prove):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("toy-more", "it has no proof: nobody has said why"),
+        ("toy-more", "it has no proof: no reason is given"),
         ("toy-another", "refused: "),
         ("trl-grpo-dapo-scale", "absent"),
     ],

@@ -61,7 +61,7 @@ def test_a_framework_without_the_patched_modules_is_an_answer(said, tmp_path):
     (tmp_path / "old" / "slime").mkdir(parents=True)
     status, out, err = said("check", tmp_path / "old")
     assert (status, err) == (0, "")
-    assert f"{len(NAMES)} patches of modules that it does not have: absent" in out
+    assert f"{len(NAMES)} patches of modules that this release does not have: absent" in out
 
 
 def test_a_bad_source_does_not_hide_the_others(said, slime_wheel, tmp_path):

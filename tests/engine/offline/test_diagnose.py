@@ -186,7 +186,7 @@ def test_the_command(trace, tmp_path, capsys, monkeypatch):
     assert cli.main(["diagnose", str(log)]) == 1
     out = capsys.readouterr().out
     assert re.search(
-        rf"^{BUG}: certain .exception, text and function.; first at line \d ..rank1.:., 2 times$", out, re.M
+        rf"^{BUG}: certain .exception, message and function match.; first at line \d ..rank1.:., 2 times$", out, re.M
     )
     assert f"`rlhf-patches explain {BUG}`" in out
     (patch,) = [patch for patch in plugin.rlhf_patches() if patch.name == BUG]

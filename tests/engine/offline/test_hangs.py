@@ -205,7 +205,7 @@ def test_what_is_said(said, tmp_path):
     assert f"    monitored_barrier of gloo after 3 s: rank 0; first at {other} line 3 " in out
     called = "_generate_and_score_completions in /site-packages/trl/trainer/grpo_trainer.py"
     assert f"    all_gather_object, called by {called}: rank 0; first at {one} line 2 (rank 0)\n" in out
-    assert "trl-metrics-deadlock: possible (a stack through its function); first at" in out
+    assert "trl-metrics-deadlock: possible (a stack passes through its function); first at" in out
     found = json.loads(said("diagnose", "--json", tmp_path)[1])
     assert [group["collective"] for group in found["timeouts"]] == ["ALLREDUCE", "monitored_barrier"]
     assert found["stacks"][0]["ranks"] == ["rank 0"]

@@ -56,7 +56,9 @@ def test_a_folder_of_ranks(said, folder):
     status, out, err = said("diagnose", folder)
     file = folder / "none_9nja9d8w/attempt_0/1/stderr.log"
     assert (status, err) == (1, "")
-    assert out.startswith(f"{BUG}: certain (exception, text and function); first at {file} line 6 (local rank 1)\n")
+    assert out.startswith(
+        f"{BUG}: certain (exception, message and function match); first at {file} line 6 (local rank 1)\n"
+    )
     found = json.loads(said("diagnose", "--json", folder)[1])
     assert (found["files"], found["exceptions"]) == (5, 2)
     assert [(bug["name"], bug["file"], bug["rank"]) for bug in found["bugs"]] == [(BUG, str(file), "local rank 1")]
@@ -100,7 +102,7 @@ def test_only_what_may_be_a_log_is_read_in_a_folder(said, folder):
     (folder / "round").symlink_to(folder)
     status, out, err = said("diagnose", folder)
     assert (status, ", 2 times" in out) == (1, False)
-    assert f"{folder}/model.bin is no text\n" in err
+    assert f"{folder}/model.bin is not text\n" in err
     assert f"{dump} is a pickle, as PyTorch's flight recorder writes: not read" in err
     # Named by itself it was to be read; and a log that begins with NULs was truncated by who rotates logs.
     assert (said("diagnose", dump)[0], said("diagnose", folder / "model.bin")[0]) == (2, 1)
@@ -312,5 +314,5 @@ def test_what_is_said_of_it(said, tmp_path):
     log.write_text("".join(LINES[:-1]))
     status, out, _ = said("diagnose", log)
     assert status == 1
-    assert out.startswith(f"{BUG}: possible (of its traceback its end is cut off); first at line 4\n    affected: ")
+    assert out.startswith(f"{BUG}: possible (in the traceback its end is cut off); first at line 4\n    affected: ")
     assert [bug["match"] for bug in json.loads(said("diagnose", "--json", log)[1])["bugs"]] == ["possible"]
