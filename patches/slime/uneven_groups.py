@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+import rlhf_patches
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
+
+_NAME = "slime-uneven-groups"
+
+
+def not_normalised(self: Any) -> bool | None:
+    """False if rewards are not normalised by prompt; otherwise None: the samples decide."""
+    args = getattr(self, "args", None)
+    if getattr(args, "rewards_normalization", None) is False:
+        return False
+    return False if getattr(args, "advantage_estimator", None) in ("ppo", "reinforce_plus_plus") else None
 
 
 def mean(rewards: Any, samples: Sequence[Any], args: Any) -> Any:
     """The value subtracted from the rewards ``[rows, columns]``, in their shape or broadcastable to it."""
     groups = _uneven_groups(rewards, samples, args)
+    _decide(rewards, samples, groups)
     if groups is None:
         return rewards.mean(dim=-1, keepdim=True)
     return _by_group(rewards, groups, lambda own: own.mean())
@@ -24,6 +36,18 @@ def std(rewards: Any, samples: Sequence[Any], args: Any) -> Any:
     return _by_group(rewards, groups, lambda own: own.std() if len(own) > 1 else own.new_zeros(()))
 
 
+def _decide(rewards: Any, samples: Sequence[Any], uneven: list[list[int]] | None) -> None:
+    """Report whether slime's rows contain samples of several prompts; nothing if that is unknown, or stays so."""
+    groups = uneven or _groups(rewards, samples)
+    if groups is None:
+        return
+    columns = rewards.shape[-1]
+    rows = {tuple(range(first, first + columns)) for first in range(0, len(samples), columns)}
+    mixed = rows != {tuple(group) for group in groups}
+    if uneven or not mixed:
+        rlhf_patches.decided(_NAME, mixed)
+
+
 def _by_group(rewards: Any, groups: list[list[int]], statistic: Callable[[Any], Any]) -> Any:
     flat = rewards.flatten()
     result = flat.clone()
@@ -34,18 +58,24 @@ def _by_group(rewards: Any, groups: list[list[int]], statistic: Callable[[Any], 
 
 def _uneven_groups(rewards: Any, samples: Sequence[Any], args: Any) -> list[list[int]] | None:
     """Positions of each prompt's samples; None if slime's rows are the only information."""
+    groups = _groups(rewards, samples)
+    if groups is None:
+        return None
+    each, prompts = args.n_samples_per_prompt, args.rollout_batch_size
+    equal = {len(group) for group in groups} == {each}
+    if len(samples) == each * prompts and (equal or len(groups) != prompts):  # slime has a row for each prompt
+        return None
+    return groups
+
+
+def _groups(rewards: Any, samples: Sequence[Any]) -> list[list[int]] | None:
+    """Positions of the samples of each `group_index`; None if there is not one reward and index for each sample."""
     if rewards.numel() != len(samples):  # several rewards per sample
         return None
     groups: dict[Any, list[int]] = {}
     for position, sample in enumerate(samples):
         groups.setdefault(getattr(sample, "group_index", None), []).append(position)
-    if None in groups:
-        return None
-    each, prompts = args.n_samples_per_prompt, args.rollout_batch_size
-    equal = {len(group) for group in groups.values()} == {each}
-    if len(samples) == each * prompts and (equal or len(groups) != prompts):  # slime has a row for each prompt
-        return None
-    return list(groups.values())
+    return None if None in groups else list(groups.values())
 
 
 _FUNCTION = "slime.ray.rollout:RolloutManager._post_process_rewards"
@@ -63,7 +93,7 @@ def _statistic(function: Callable[..., Any]) -> Rewrite:
 
 
 PATCH = Patch(
-    name="slime-uneven-groups",
+    name=_NAME,
     summary="rewards are normalised within each prompt's samples if prompts have different numbers of samples",
     harm="wrong gradient",
     bug="rewards are normalised across prompts if prompts have different numbers of samples",
@@ -100,6 +130,7 @@ the actor is created. rlhf_patches must be installed where the actor runs.""",
         Variant(Guard("slime", ">=0.2.0,<=0.3.1"), (_statistic(mean), _statistic(std))),
     ),
     obsolete_when="when the oldest slime in use normalises by group_index; none so far does",
+    conditions=(Condition(_FUNCTION, f"{__name__}:{not_normalised.__name__}"),),
     changes_numbers="""\
 Since 0.2.0, slime normalised rewards over the whole batch if prompts had different numbers of samples: easy prompts
 were reinforced as such, hard ones were discouraged, and advantages had the scale of the spread between prompts. With

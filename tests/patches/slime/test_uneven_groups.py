@@ -83,6 +83,26 @@ def test_the_rest_is_as_released(report, case):
 
 
 @with_clone
+def test_its_condition_holds_where_groups_are_uneven(report):
+    """Not where slime's rows are the groups, nor without normalisation; nothing is said without an index."""
+    uneven = sum(case.startswith(REPAIRED) for case in EACH) + 1  # without a division too
+    right = sum(case.startswith(("equal", "one prompt")) for case in EACH) + 1
+    reached = report["reached"]
+    assert (reached["held"], reached["asked"], reached["calls"]) == (uneven, uneven + right, len(EACH) + 3)
+
+
+def test_what_the_condition_says():
+    from types import SimpleNamespace as Has
+
+    from rlhf_patches.patches.slime.uneven_groups import not_normalised
+
+    for settings in ({"rewards_normalization": False}, {"advantage_estimator": "ppo"}):
+        assert not_normalised(Has(args=Has(**settings))) is False
+    for manager in (Has(args=Has(rewards_normalization=True, advantage_estimator="grpo")), Has(args=Has()), Has()):
+        assert not_normalised(manager) is None
+
+
+@with_clone
 def test_settings(report):
     assert report["after"]["not divided"] == pytest.approx(expected("fewer, grpo", divided=False), abs=5e-6)
     for name in ("not normalised", "custom"):
