@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 
 def left(args: Any, sample: Any, asked: dict[str, Any]) -> dict[str, Any]:
@@ -21,6 +21,25 @@ def left(args: Any, sample: Any, asked: dict[str, Any]) -> dict[str, Any]:
     if taken > limit:  # several turns, which a custom function counts itself
         return asked
     return {**asked, "max_new_tokens": min(tokens, limit - taken)}
+
+
+def asks_for_too_much(args: Any, sample: Any, sampling_params: Any) -> bool | None:
+    """Whether an aborted sample could become longer than the limit; None for what a custom function may count."""
+    taken, status = getattr(sample, "response_length", None), getattr(sample, "status", None)
+    aborted = getattr(getattr(type(sample), "Status", None), "ABORTED", None)
+    tokens = sampling_params.get("max_new_tokens") if isinstance(sampling_params, dict) else None
+    if taken is None or status is None or aborted is None or tokens is None:
+        return None
+    if not taken or status != aborted:
+        return False
+    limit = max(tokens, getattr(args, "rollout_max_response_len", None) or tokens)
+    return None if taken > limit else limit - taken < tokens
+
+
+_FUNCTIONS = (
+    "slime.rollout.sglang_rollout:generate",
+    "slime.rollout.sglang_streaming_rollout:generate_streaming",
+)
 
 
 def _resumed(target: str) -> Rewrite:
@@ -62,14 +81,12 @@ than L. main has the repair and still has version 0.3.1: the patch is refused th
     variants=(
         Variant(
             Guard("slime", ">=0.3.0,<=0.3.1"),
-            (
-                _resumed("slime.rollout.sglang_rollout:generate"),
-                _resumed("slime.rollout.sglang_streaming_rollout:generate_streaming"),
-            ),
+            tuple(_resumed(function) for function in _FUNCTIONS),
             independent=True,
         ),
     ),
     obsolete_when="when the oldest slime in use has the repair: main since August 2026, still with version 0.3.1",
+    conditions=tuple(Condition(function, f"{__name__}:{asks_for_too_much.__name__}") for function in _FUNCTIONS),
     changes_numbers="""\
 In 0.3.0 and 0.3.1, an aborted sample could be longer than --rollout-max-response-len, and was trained on and rewarded
 at that length. With the patch, it is truncated at the limit, as it was until 0.2.4. A run that has learned to answer at

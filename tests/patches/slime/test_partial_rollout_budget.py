@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_patches.patches.slime.partial_rollout_budget import left
+from rlhf_patches.patches.slime.partial_rollout_budget import asks_for_too_much, left
 from tests.harness import slime_clone
 from tests.harness.forkserver import TORCH, Level
 from tests.harness.slime_clone import with_clone
@@ -83,6 +83,15 @@ def test_a_dictionary_of_the_callers(report):
     assert found["response"] == 2 * LIMIT
 
 
+@with_clone
+def test_its_condition_holds_for_what_is_resumed(report):
+    """Never for a first part; nothing is said of the one that is longer already."""
+    reached = report["reached"]
+    resumed = {"once": 1, "twice": 2, "streaming": 2, "masked": 1, "at the limit": 1, "more than the limit": 2}
+    assert reached["held"] == sum(resumed.values())
+    assert reached["asked"] == reached["calls"] - 1
+
+
 class Status(enum.Enum):
     PENDING, ABORTED = "pending", "aborted"
 
@@ -105,3 +114,18 @@ def test_what_is_left():
     assert left(args, Own(6), {"max_new_tokens": 16})["max_new_tokens"] == 14
     for nothing in (SimpleNamespace(), SimpleNamespace(rollout_max_response_len=None)):
         assert left(nothing, Own(6), {"max_new_tokens": 16})["max_new_tokens"] == 10
+
+
+def test_what_the_condition_says():
+    args, asked = SimpleNamespace(rollout_max_response_len=20), {"max_new_tokens": 20}
+    assert asks_for_too_much(args, Own(6), asked) is asks_for_too_much(args, Own(6), {"max_new_tokens": 16}) is True
+    for sample in (Own(0), Own(6, Status.PENDING)):
+        assert asks_for_too_much(args, sample, asked) is False
+    assert asks_for_too_much(args, Own(6), {"max_new_tokens": 4}) is False, "a turn's own limit"
+    for arguments in (
+        (args, Own(21), asked),
+        (args, SimpleNamespace(), asked),
+        (args, Own(6), {}),
+        (args, Own(6), None),
+    ):
+        assert asks_for_too_much(*arguments) is None
