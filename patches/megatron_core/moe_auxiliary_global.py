@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 from .. import _released
 from . import _load_balancing
@@ -31,13 +31,19 @@ def is_megatrons(router: Any) -> bool:
     groups = (getattr(router, name, None) for name in ("tp_dp_cp_group", "tp_cp_group"))
     if "global_aux_loss" not in (getattr(router, "routing_type", None) or ()) or None in groups:
         return False
-    # known: from attributes that no decorator copies
-    other = _released.others(router, *_WEIGHING, packages=_MEGATRON) or _load_balancing.replaced(*_OF_MODULE)
+    other = replaced(router)
     if other:
         _released.stays(_NAME, f"{other} is not Megatron's own", "load balancing")
     return not other
 
 
+def replaced(router: Any) -> str:
+    """The first function of those that weigh, compute or attach the loss that is a user's; empty if none is."""
+    # known: from attributes that no decorator copies
+    return _released.others(router, *_WEIGHING, packages=_MEGATRON) or _load_balancing.replaced(*_OF_MODULE)
+
+
+_TARGET = "megatron.core.transformer.moe.router:TopKRouter._apply_global_aux_loss"
 _OF = 'self.get_aux_loss_coeff("global_aux_loss")'
 _REPLICAS = "self.tp_dp_cp_group.size() // self.tp_cp_group.size()"
 # Per token, with a padding mask, the loss is multiplied by a number of tokens that already covers all ranks.
@@ -52,7 +58,7 @@ def _weighed(replicas: str, counted: str) -> tuple[Rewrite, ...]:
     """The logged value is divided by the same coefficient, and is as before."""
     return (
         Rewrite(
-            target="megatron.core.transformer.moe.router:TopKRouter._apply_global_aux_loss",
+            target=_TARGET,
             pattern=f"global_aux_loss_coeff = {_OF}",
             replacement=f"global_aux_loss_coeff = {_OF} * ({replicas} if $IS_MEGATRONS(self) else 1)",
             alongside=(counted,),
@@ -107,5 +113,9 @@ by the number of data-parallel ranks.""",
     ),
     obsolete_when=(
         "when a release of megatron-core multiplies global_aux_loss by the data-parallel ranks; none so far does"
+    ),
+    conditions=tuple(  # the latter where the router knows no padding mask
+        Condition(_TARGET, f"{__package__}._conditions:{predicate}", "weight x")
+        for predicate in ("weight_of_one_replica", "weight_of_one_replica_without_masks")
     ),
 )

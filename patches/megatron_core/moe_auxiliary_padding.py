@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 from .. import _released
 from . import _load_balancing
 
+_ATTACH = "megatron.core.transformer.moe.router:TopKRouter.attach_and_log_load_balancing_loss"
 _NAME = "megatron-core-moe-auxiliary-padding"
 _MARK = "_rlhf_patches_of_all_ranks"
 _UNMARKED = object()
@@ -62,11 +63,16 @@ def ranks_of(router: Any, scaler: Any, tokens: Any, group: Any) -> int:
     ranks = int(group.size())
     if ranks == 1 or not _marked(tokens):
         return ranks
-    other = _released.others(router, *_SCALING, packages=_MEGATRON)
-    other = other or _load_balancing.replaced(*_SCORING, scaler=scaler)
+    other = replaced(router, scaler)
     if other:
         _released.stays(_NAME, f"{other} is not Megatron's own", "load balancing")
     return ranks if other else 1
+
+
+def replaced(router: Any, scaler: Any = None, *more: str) -> str:
+    """The first function of those that scale a router's losses that is a user's; empty if none is."""
+    other = _released.others(router, *_SCALING, packages=_MEGATRON)
+    return other or _load_balancing.replaced(*_SCORING, *more, scaler=scaler)
 
 
 def _marked(tokens: Any) -> bool:
@@ -132,7 +138,7 @@ which is 1 / DP of the configured one without a mask: `megatron-core-moe-auxilia
                     uses={"OF_ROWS": f"{__name__}:{of_rows.__name__}"},
                 ),
                 Rewrite(
-                    target="megatron.core.transformer.moe.router:TopKRouter.attach_and_log_load_balancing_loss",
+                    target=_ATTACH,
                     pattern="MoEAuxLossAutoScaler.apply("
                     "activation, aux_loss * num_local_tokens * self.tp_cp_group.size())",
                     replacement="MoEAuxLossAutoScaler.apply("
@@ -144,6 +150,7 @@ which is 1 / DP of the configured one without a mask: `megatron-core-moe-auxilia
         ),
     ),
     obsolete_when="when a release of megatron-core counts a rank's tokens before it sums them over ranks",
+    conditions=(Condition(_ATTACH, f"{__package__}._conditions:tokens_of_all_ranks", "weight x"),),
     changes_numbers="""\
 In megatron-core 0.19.0 to 0.19.2, with `--calculate-per-token-loss` and a padding mask, load balancing had TP x CP
 times the configured weight. With the patch, it has the configured weight. To keep the balance of a run that was tuned

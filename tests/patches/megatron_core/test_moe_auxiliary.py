@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from rlhf_patches.patches import _released
-from rlhf_patches.patches.megatron_core._conditions import parts_of_a_sequence, tokens_of_a_rank, z_loss_of_a_rank
+from rlhf_patches.patches.megatron_core._conditions import (
+    parts_of_a_sequence,
+    tokens_of_a_rank,
+    tokens_of_all_ranks,
+    weight_of_one_replica,
+    weight_of_one_replica_without_masks,
+    z_loss_of_a_rank,
+)
 from rlhf_patches.patches.megatron_core.moe_auxiliary_global import is_megatrons
 from tests.harness.forkserver import MEGATRON, megatron
 
@@ -43,6 +51,8 @@ RULE_COVERAGE = {
 ALL = ("aux/token/2", "seq/token/2", "z/token/2", "aux/mean/2", "seq/mean/2", "z/mean/2")
 DIVIDED = tuple(case for case in ALL if not case.startswith("seq"))
 """A sequence's own balance is another one where the attention is of each part by itself."""
+CALLS = 4
+"""Of a loss in a case: two layers, two micro-batches."""
 ROUNDING = 2e-6
 """Of a gradient's norm: float32 sums of 32 tokens through two layers showed 3e-7."""
 exhaustive = pytest.mark.exhaustive
@@ -175,6 +185,10 @@ def test_padding(run, reference):
         for case in others:
             assert report["after"][case] == report["before"][case]
             assert_factor(reference, report["after"], case, 1.0)
+        reached = report["reached"]
+        assert reached["held"] == CALLS * len(masked)
+        assert reached["asked"] == reached["held"] + CALLS * 3 < reached["calls"], "no z-loss; not of a user's repair"
+        assert reached["least"] == reached["most"] == 2.0
 
 
 @exhaustive
@@ -200,6 +214,7 @@ def test_padding_on_one_rank(run, reference):
     cases = ("aux/token/2/pad", "seq/token/2/pad", "aux/token/2")
     (report,) = run(PADDING, *cases, ranks=1, release="megatron-0.19")
     assert report["after"] == report["before"]
+    assert report["reached"]["held"] == 0 < report["reached"]["asked"] == report["reached"]["calls"]
     for case in cases:
         assert_factor(reference, report["after"], case, 1.0)
 
@@ -247,12 +262,17 @@ def test_a_loss_over_all_ranks(run, reference, ranks, tp, release):
             masked = report["after"]["global/token/1/pad"]
             assert masked == report["before"]["global/token/1/pad"]
             assert_factor(reference, report["after"], "global/token/1/pad", 1.0)
+        reached = report["reached"]
+        assert reached["held"] == CALLS * (len(wrong) + 1)
+        assert reached["asked"] == reached["calls"] == reached["held"] + CALLS * newer
+        assert reached["least"] == reached["most"] == 0.5
 
 
 @pytest.mark.parametrize(("ranks", "tp"), [pytest.param(1, 1, marks=exhaustive), (2, 2)])
 def test_a_loss_over_all_ranks_of_one_replica(run, reference, ranks, tp):
     for report in run(GLOBAL, "global/mean/2", "global/mean/2/pad", "global/token/2", ranks=ranks, tp=tp):
         assert report["after"] == report["before"]
+        assert report["reached"]["held"] == 0 < report["reached"]["asked"] == report["reached"]["calls"]
         for case in ("global/mean/2", "global/mean/2/pad"):
             assert_factor(reference, report["after"], case, 1.0)
 
@@ -260,6 +280,7 @@ def test_a_loss_over_all_ranks_of_one_replica(run, reference, ranks, tp):
 def test_a_weight_of_ones_own_over_all_ranks_is_not_multiplied_again(run, reference):
     cases = tuple(f"global/mean/1/mask/{how}" for how in TIMES_REPLICAS)
     for report in run(GLOBAL, *cases):
+        assert report["reached"]["asked"] == 0 < report["reached"]["calls"]
         for case in cases:
             assert report["after"][case] == report["before"][case]
             assert_factor(reference, report["after"], case, 1.0)
@@ -355,3 +376,78 @@ def test_a_mixture_without_auxiliary_losses_is_not_said_to_meet_the_bug(kinds, w
     sizes = {"context_parallel_size": 2, "num_moe_experts": 4, "calculate_per_token_loss": False}
     losses = {"moe_router_load_balancing_type": kinds, "moe_aux_loss_coeff": weights, "moe_z_loss_coeff": z_loss}
     assert parts_of_a_sequence(SimpleNamespace(**sizes, **losses)) == told
+
+
+class Group(SimpleNamespace):
+    """Of so many ranks."""
+
+    def size(self):
+        return self.ranks
+
+
+def megatrons(name, found=0.01):
+    """A function, as one that Megatron's router has."""
+    written = {"__name__": "megatron.core.transformer.moe.router"}
+    exec(f"def {name}(*_): return {found}", written)
+    return written[name]
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """The router's, with what the conditions look at."""
+    scaler = {"__module__": "megatron.core.transformer.moe.moe_utils"}
+    scaler |= {name: megatrons(name) for name in ("forward", "backward", "set_loss_scale")}
+    names = ("switch_load_balancing_loss_func", "get_tokens_per_expert_and_token_count")
+    functions = {name: megatrons(name) for name in names}
+    found = SimpleNamespace(MoEAuxLossAutoScaler=type("MoEAuxLossAutoScaler", (), scaler), **functions)
+    monkeypatch.setitem(sys.modules, "megatron.core.transformer.moe.router", found)
+    return found
+
+
+def without(name, **attributes):
+    """A router without one of its attributes."""
+    return SimpleNamespace(**{key: value for key, value in attributes.items() if key != name})
+
+
+def test_what_is_told_of_a_loss_over_all_ranks(module):
+    def told(masked=False, missing=None, **change):
+        router = {
+            "tp_dp_cp_group": Group(ranks=4),
+            "tp_cp_group": Group(ranks=2),
+            "calculate_per_token_loss": False,
+            "get_aux_loss_coeff": megatrons("get_aux_loss_coeff"),
+            **change,
+        }
+        return weight_of_one_replica(without(missing, **router), masked)
+
+    assert told() == told(True) == told(calculate_per_token_loss=True) == 0.5
+    assert told(True, calculate_per_token_loss=True) is told(tp_cp_group=Group(ranks=4)) is False
+    assert told(get_aux_loss_coeff=megatrons("get_aux_loss_coeff", 0)) is False, "the loss has no weight"
+    assert told(get_aux_loss_coeff=lambda kind: 0.01) is told(routing=print) is None
+    with torch.no_grad():
+        assert told() is None
+    for name in ("tp_dp_cp_group", "tp_cp_group", "get_aux_loss_coeff"):
+        assert told(missing=name) is None
+    assert weight_of_one_replica_without_masks(SimpleNamespace()) is None
+    module.switch_load_balancing_loss_func = print
+    assert told() is None
+
+
+def test_what_is_told_of_a_loss_with_a_padding_mask(module, monkeypatch):
+    def told(tokens, missing=None, **change):
+        router = {"tp_cp_group": Group(ranks=2), "calculate_per_token_loss": True, **change}
+        return tokens_of_all_ranks(without(missing, **router), tokens)
+
+    counted = torch.tensor(4.0)
+    assert told(counted) == 2.0
+    assert told(4) is told(None) is told(counted, calculate_per_token_loss=False) is False
+    assert told(counted, tp_cp_group=Group(ranks=1)) is False
+    assert told(4.0) is told(counted, routing=print) is None
+    with torch.no_grad():
+        assert told(counted) is None
+    for name in ("tp_cp_group", "calculate_per_token_loss"):
+        assert told(counted, missing=name) is None
+    module.get_tokens_per_expert_and_token_count = print
+    assert told(counted) is None
+    monkeypatch.delitem(sys.modules, "megatron.core.transformer.moe.router")
+    assert told(counted) is None
