@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-import weakref
 from typing import Any
 
 import rlhf_patches
@@ -15,52 +14,51 @@ from .. import _released
 
 _NAME = "deepspeed-empty-groups"
 _KNOWN = ("torch", "deepspeed", "transformers", "accelerate")
-"""Packages whose schedulers pair rates with groups by position, or read what the groups themselves hold."""
-_SETTERS = ("step", "_update_lr")
-"""Functions of torch that set the rates which get_lr() returns."""
+"""Packages whose functions may make a scheduler's step."""
+_SCHEDULERS = ("torch.optim.lr_scheduler", "deepspeed.runtime.lr_schedules")
+"""The modules whose functions pair rates with groups by position."""
 
 
 class AllGroups:
     """An optimizer with the groups that a scheduler was made for, removed groups back at their positions.
 
-    All attributes except ``param_groups`` are the optimizer's own, and assignments go to the optimizer. The object is
-    equal to the optimizer and an instance of its class, because code that makes a scheduler from another one checks
-    both.
+    Only functions of torch's and DeepSpeed's schedulers that pair them with a list of full length see these groups;
+    all other code sees the optimizer's own list. All attributes except ``param_groups`` are the optimizer's own, and
+    assignments go to the optimizer. The object is equal to the optimizer and an instance of its class, because code
+    that makes a scheduler from another one checks both.
     """
 
-    __slots__ = ("__weakref__", "_all_groups_for", "_all_groups_of", "_all_groups_removed")
+    __slots__ = ("__weakref__", "_all_groups_of", "_all_groups_removed", "_all_groups_told")
 
-    def __init__(self, optimizer: Any, removed: list[tuple[int, dict[str, Any]]], scheduler: Any = None) -> None:
+    def __init__(
+        self, optimizer: Any, removed: list[tuple[int, dict[str, Any]]], told: list[str] | None = None
+    ) -> None:
         """Stand in for an optimizer.
 
         Args:
             optimizer: a ``torch.optim.Optimizer``.
             removed: for each removed group its index among all groups, ascending, and the group.
-            scheduler: the scheduler that has this object as its optimizer; None for a copy.
+            told: empty until this optimizer's run has been reported; None for a copy, which reports nothing.
         """
         object.__setattr__(self, "_all_groups_of", optimizer)
         object.__setattr__(self, "_all_groups_removed", removed)
-        made_for = None
-        with contextlib.suppress(TypeError):  # a class without weak references
-            made_for = None if scheduler is None else weakref.ref(scheduler)
-        object.__setattr__(self, "_all_groups_for", made_for)
+        object.__setattr__(self, "_all_groups_told", [_NAME] if told is None else told)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The optimizer's present groups and the removed ones; loading a state replaces the optimizer's groups.
+        """The optimizer's own list, or all groups if the caller pairs them with a list of as many.
 
-        Returns the optimizer's groups alone if the scheduler has a learning rate for each of them: a user has put an
-        empty group back, has removed its rate from the scheduler's, or has a get_lr() that returns none for it. It does
-        so too if the scheduler's steps are a user's.
+        Loading a state replaces the optimizer's groups, so the removed ones are added in each call.
         """
-        groups = list(self._all_groups_of.param_groups)
-        scheduler = self._all_groups_for and self._all_groups_for()
-        rates = getattr(scheduler, "base_lrs", None)
-        if rates is not None and len(rates) == len(groups):
+        groups: list[dict[str, Any]] = self._all_groups_of.param_groups
+        removed = self._all_groups_removed
+        if not _pairs_all(sys._getframe(1), [index for index, _ in removed], len(groups) + len(removed)):
             return groups
-        if scheduler is not None and _sets_those(scheduler, len(groups)):
-            return groups
-        for index, group in self._all_groups_removed:
+        if not self._all_groups_told:
+            self._all_groups_told.append(_NAME)
+            rlhf_patches.decided(_NAME, True)
+        groups = list(groups)
+        for index, group in removed:
             groups.insert(index, group)
         return groups
 
@@ -92,21 +90,55 @@ class AllGroups:
         return AllGroups, (self._all_groups_of, self._all_groups_removed)
 
 
-# known: in torch's function `values` is what get_lr(), which may be a user's, has returned for this step
-def _sets_those(scheduler: Any, left: int) -> bool:
-    """Whether the caller has, or may have, a learning rate for each remaining group and for no other group.
+def _pairs_all(frame: Any, removed: list[int], full: int) -> bool:
+    """Whether a function pairs the groups with a list for all of them, and wrongly if some are missing.
 
-    A user's own step may, and so may a user's get_lr() if torch calls it afterwards, or does not count its rates.
+    Since 2.10, torch raises for two lengths. Without that check, the released pairing is right if each remaining group
+    gets the same from it.
     """
-    if _released.others(scheduler, "step", "_update_lr", packages=_KNOWN):
-        return True
-    frame = sys._getframe(2)
-    if frame.f_globals.get("__name__") != "torch.optim.lr_scheduler" or frame.f_code.co_name not in _SETTERS:
+    # known: the module that a function was written in, whatever its name is
+    if frame.f_globals.get("__name__") not in _SCHEDULERS:
         return False
     try:
-        return len(frame.f_locals["values"]) == left
-    except (KeyError, TypeError):
-        return bool(_released.others(scheduler, "get_lr", packages=_KNOWN))
+        paired = _paired(frame)
+        if paired is None or len(paired) != full:
+            return False
+        base = getattr(sys.modules[_SCHEDULERS[0]], "LRScheduler", None)
+        if frame.f_globals["__name__"] == _SCHEDULERS[0] and hasattr(base, "_update_lr"):
+            return True
+        left = [each for index, each in enumerate(paired) if index not in removed]
+        return any(one is not other and bool(one != other) for one, other in zip(paired, left, strict=False))
+    except Exception:  # the scheduler's class and lists may be anybody's
+        return False
+
+
+# known: the names of torch's and DeepSpeed's own functions and of their locals, checked to be theirs by the module
+def _paired(frame: Any) -> Any:
+    """What a function of torch's or DeepSpeed's pairs with the groups by position; None if it pairs nothing."""
+    scheduler, name, own = frame.f_locals.get("self"), frame.f_code.co_name, frame.f_locals
+    if scheduler is None or _released.others(scheduler, "step", "_update_lr", packages=_KNOWN):
+        return None
+    if name == "get_lr":
+        if "momentums" in own:  # CyclicLR
+            return own["momentums"]
+        for kind, lists in (("MultiplicativeLR", "lr_lambdas"), ("CosineAnnealingLR", "base_lrs")):
+            if frame.f_code is getattr(sys.modules[_SCHEDULERS[0]], kind).get_lr.__code__:
+                return getattr(scheduler, lists)
+        return None
+    if name == "_reduce_lr":  # the default is one rate for all groups, whose number the function adapts
+        return None if getattr(scheduler, "default_min_lr", None) is not None else scheduler.min_lrs
+    if name not in ("step", "_update_lr") or "lr" in own:  # the loop is over: it reads the rates that it has set
+        return None
+    if "values" in own:
+        return own["values"]
+    if "momentums" in own:  # DeepSpeed's OneCycle
+        return own["momentums"]
+    # These ask for the groups first, and for the rates next. A user's get_lr() is not called twice.
+    if _released.others(scheduler, "get_lr", packages=_KNOWN) or not getattr(
+        scheduler, "_get_lr_called_within_step", True
+    ):
+        return None
+    return scheduler.get_lr()
 
 
 def keep_for_schedulers(optimizer: Any, client: Any) -> None:
@@ -127,38 +159,14 @@ def keep_for_schedulers(optimizer: Any, client: Any) -> None:
     from torch.optim import lr_scheduler
 
     base = getattr(lr_scheduler, "LRScheduler", None) or lr_scheduler._LRScheduler
-    by_position = False
+    told: list[str] = []
     # By type(): isinstance() would read __class__, and lazy objects import a module for that.
     for one in [client, *(item for item in gc.get_objects() if issubclass(type(item), base))]:
         # The class may be anybody's: an `optimizer` that cannot be read or assigned is not changed.
         with contextlib.suppress(Exception):
             # A scheduler made before an empty group was added fits the remaining groups.
             if one.optimizer is optimizer and len(getattr(one, "base_lrs", groups)) == len(groups):
-                one.optimizer = AllGroups(optimizer, removed, one)  # writes: this is the repair
-                by_position = by_position or _pairs_wrongly(one, removed, base)
-    if by_position:  # unknown for other schedulers, and for those that are made later
-        rlhf_patches.decided(_NAME, True)
-
-
-def _pairs_wrongly(scheduler: Any, removed: list[tuple[int, dict[str, Any]]], base: Any) -> bool:
-    """Whether a scheduler certainly gives remaining groups the rates of other groups, or raises.
-
-    Other schedulers read what the groups themselves hold.
-    """
-    from torch.optim import lr_scheduler
-
-    torchs = lr_scheduler.LambdaLR
-    # A scheduler with its own way to step may account for the bug.
-    if any(getattr(type(scheduler), name, None) is not getattr(torchs, name) for name in ("get_lr", "step")):
-        return False
-    if _released.others(scheduler, "get_lr", "step", "_update_lr", packages=("torch",)):
-        return False
-    if hasattr(base, "_update_lr"):  # torch 2.10 and later raise for two lengths
-        return True
-    without = {index for index, _ in removed}
-    rates = scheduler.base_lrs
-    left = [rate for index, rate in enumerate(rates) if index not in without]
-    return bool(rates[: len(left)] != left)
+                one.optimizer = AllGroups(optimizer, removed, told)  # writes: this is the repair
 
 
 _REMOVAL = '$OPTIMIZER.param_groups[:] = [pg for pg in $OPTIMIZER.param_groups if len(pg["params"]) != 0]'
@@ -181,20 +189,22 @@ removes empty groups from the optimizer in place, after the trainer has made the
 rate for each of the original groups, and pairs them by position with the remaining groups. Since 2.10, torch raises if
 the two lengths differ.""",
     repair="""\
-The schedulers of the optimizer still see all its groups, with the empty groups at their positions. Their `optimizer` is
-a stand-in: it is equal to the optimizer, is an instance of its class, and is identical to it in everything but
-`param_groups`. DeepSpeed works without the empty groups, as before.
+Functions of torch's and of DeepSpeed's schedulers that pair the groups with a list for all of them see all groups, with
+the empty groups at their positions. All other code sees the optimizer's own groups. For that, the `optimizer` of the
+schedulers is a stand-in: it is equal to the optimizer, is an instance of its class, and is identical to it in
+everything but `param_groups`. DeepSpeed works without the empty groups, as before.
 
-These schedulers see the remaining groups: one whose `base_lrs` are changed to those of the remaining groups, one whose
-optimizer gets an empty group back, one whose `get_lr()` returns as many rates as groups remain, and one with your own
-`step()` or `_update_lr()`. The same holds for your own `get_lr()` if its rates cannot be counted, such as a
-generator's, and those of a subclass of `CosineAnnealingWarmRestarts`.
+A scheduler whose lists you have changed to those of the remaining groups works as before. So does one whose optimizer
+gets an empty group back, one whose `get_lr()` returns as many rates as groups remain, and one with your own `step()` or
+`_update_lr()`. The same holds for your own `get_lr()` if its rates cannot be counted, such as a generator's, and those
+of a subclass of `CosineAnnealingWarmRestarts` or of DeepSpeed's schedulers.
 
 The patch detects schedulers that derive from torch's `LRScheduler` whether or not they were passed to
-`deepspeed.initialize`, and schedulers of any other class if they were passed. The format of their state does not
-change, so checkpoints fit with and without the patch. A scheduler that is made afterwards (a callable passed as
-`lr_scheduler`, one from DeepSpeed's configuration, that of transformers since 5.1) sees the remaining groups, as
-before. If no group is empty, the patch does nothing.""",
+`deepspeed.initialize`, and DeepSpeed's own if they were passed. It does not detect a scheduler that `gc.freeze()` hides
+from the garbage collector, unless it was passed. The format of their state does not change, so checkpoints fit with and
+without the patch. A scheduler that is made afterwards (a callable passed as `lr_scheduler`, one from DeepSpeed's
+configuration, that of transformers since 5.1) sees the remaining groups, as before. If no group is empty, the patch
+does nothing.""",
     changes_numbers="""\
 Since DeepSpeed 0.3.13, without torch 2.10's check, groups after an empty group were trained at another group's learning
 rate. This matters if the learning rates differ: with PEFT's LoRA+, the B matrices had the learning rate of the

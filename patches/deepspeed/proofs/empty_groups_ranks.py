@@ -7,6 +7,7 @@ optimizer and scheduler without DeepSpeed.
 from __future__ import annotations
 
 import copy
+import re
 import traceback
 from typing import Any
 
@@ -100,6 +101,11 @@ def without_deepspeed(case: dict[str, Any]) -> tuple[list[list[float]], list[dic
     return rates, kept
 
 
+def state(of: dict[str, Any]) -> str:
+    """A scheduler's state but for the newest rates, which are those of the groups that there are."""
+    return re.sub(r"'_last_lr': \[[^]]*\]", "", repr(of))
+
+
 def through_deepspeed(case: dict[str, Any]) -> dict[str, Any]:
     """The same rates, or the error; and the final values of the trained weights."""
     expected, kept = without_deepspeed(case)
@@ -127,7 +133,7 @@ def through_deepspeed(case: dict[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         found.update(error=str(error), log=traceback.format_exc())
     if not case.get("called") and "joined" not in case:
-        found["same state"] = repr(scheduler.state_dict()) == repr(kept[start + STEPS])
+        found["same state"] = state(scheduler.state_dict()) == state(kept[start + STEPS])
     trained = {index: weight for index, weight in enumerate(engine.module.weights) if weight.requires_grad}
     with zero.GatheredParameters(list(trained.values())):
         found["weights"] = {index: weight.double().tolist() for index, weight in trained.items()}

@@ -8,6 +8,8 @@ import types
 
 import pytest
 import torch
+from deepspeed.runtime import lr_schedules
+from torch.optim import lr_scheduler as schedulers
 
 from rlhf_patches.patches.deepspeed import empty_groups
 from rlhf_patches.testing import untouched
@@ -26,7 +28,15 @@ RULE_COVERAGE = {
         "test_what_a_scheduler_sees_can_be_copied",
     ),
     "no new blocking": "because a scheduler that cannot be asked or assigned is passed over; no lock, no collective",
-    "known": "test_rates_of_those_that_are_left_are_paired_with_them",
+    "known": (
+        "test_rates_of_those_that_are_left_are_paired_with_them",
+        "test_one_that_a_user_has_repaired_sees_what_is_there",
+        "test_one_that_was_right_is_the_same",
+    ),
+    "All other code sees the optimizer's own groups": (
+        "test_all_other_code_sees_the_optimizer_s_own_groups",
+        "test_one_that_was_right_is_the_same",
+    ),
     "identical to it in everything but `param_groups`": (
         "test_what_schedulers_see_is_the_optimizer_in_everything_but_its_groups"
     ),
@@ -220,39 +230,12 @@ def test_what_schedulers_see_is_the_optimizer_in_everything_but_its_groups():
     assert not hasattr(mine, "step")
 
 
-class Linear(torch.optim.lr_scheduler.LambdaLR):
-    """Of no more than what it pairs."""
-
-    def __init__(self, optimizer, rates):
-        self.optimizer, self.base_lrs = optimizer, rates
-
-
-class Repaired(Linear):
+class Repaired(torch.optim.lr_scheduler.LambdaLR):
     """Of somebody who has met the bug."""
 
     def step(self, epoch=None):
         self.base_lrs = self.base_lrs[: len(self.optimizer.param_groups)]
         super().step(epoch)
-
-
-def test_one_that_a_user_has_repaired_sees_what_is_there():
-    """By fewer learning rates, or with the empty group put back; ZeRO-3 empties the groups that are left as well."""
-    mine = optimizer(1, 0, 1)
-    repaired, other = Linear(mine, [0.1, 0.2, 0.3]), Linear(mine, [0.1, 0.2, 0.3])
-    removed = mine.param_groups[1]
-    empty_groups.keep_for_schedulers(mine, None)
-    mine.param_groups.remove(removed)
-    assert [len(one.optimizer.param_groups) for one in (repaired, other)] == [3, 3]
-    repaired.base_lrs = [0.1, 0.3]
-    assert repaired.optimizer.param_groups == mine.param_groups
-    assert other.optimizer.param_groups[1] is removed
-    mine.param_groups.insert(1, removed)
-    assert other.optimizer.param_groups == mine.param_groups
-    mine.param_groups.remove(removed)
-    for group in mine.param_groups:
-        group["params"] = []
-    assert other.optimizer.param_groups[1] is removed
-    assert len(copy.copy(other.optimizer).param_groups) == 3
 
 
 class Filtering(torch.optim.lr_scheduler.LambdaLR):
@@ -342,24 +325,154 @@ def test_rates_of_those_that_are_left_are_paired_with_them(kind, monkeypatch):
     assert said == ([True] if kind is torch.optim.lr_scheduler.LambdaLR else [])
 
 
+def trained(make, passed=False, then=lambda scheduler: None, steps=2):
+    """The rates of the two groups that are left of three, a scheduler, and what has been said of the run."""
+    said = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(empty_groups.rlhf_patches, "decided", lambda name, found: said.append(found))
+        sizes = (0.1, 1), (0.05, 0), (0.02, 1)
+        groups = [{"params": [torch.nn.Parameter(torch.ones(1))] * size, "lr": rate} for rate, size in sizes]
+        mine = torch.optim.SGD(groups, lr=1.0)
+        scheduler = make(mine)
+        empty_groups.keep_for_schedulers(mine, scheduler if passed else None)
+        del mine.param_groups[1]
+        scheduler = then(scheduler) or scheduler
+        for _ in range(steps):
+            mine.step()
+            scheduler.step(*[1.0] * isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau))
+    return [group["lr"] for group in mine.param_groups], scheduler, said
+
+
+def cut(*names):
+    """Somebody who has met the bug leaves out what was for the empty group."""
+
+    def by(scheduler):
+        for name in names:
+            setattr(scheduler, name, getattr(scheduler, name)[::2])
+
+    return by
+
+
+def own_rates(scheduler):
+    """As many as are left, by another function of the scheduler."""
+    found = scheduler.get_lr
+    scheduler.get_lr = lambda: found()[::2]
+
+
+def copied_and_cut(scheduler):
+    made = copy.deepcopy(scheduler)
+    made.optimizer = scheduler.optimizer
+    cut("base_lrs", "lr_lambdas")(made)
+    return made
+
+
+class OfWhatIsLeft(torch.optim.lr_scheduler.LRScheduler):
+    """It pairs factors of its own with the groups, and loads its rates into them."""
+
+    factors = (1.0, 1.0, 1.0)
+
+    def get_lr(self):
+        return [
+            group["initial_lr"] * factor
+            for group, factor in zip(self.optimizer.param_groups, self.factors, strict=True)
+        ]
+
+
+def two_factors(scheduler):
+    scheduler.factors = (0.5, 0.25)
+
+
+LISTED = {
+    "LambdaLR": (lambda mine: schedulers.LambdaLR(mine, lambda step: 1 / (step + 1)), ("base_lrs", "lr_lambdas")),
+    "MultiplicativeLR": (
+        lambda mine: schedulers.MultiplicativeLR(mine, [lambda _: 0.5, lambda _: 0.9, lambda _: 0.25]),
+        ("lr_lambdas",),
+    ),
+    "CosineAnnealingLR": (lambda mine: schedulers.CosineAnnealingLR(mine, 1), ("base_lrs",)),
+    "CosineAnnealingWarmRestarts": (lambda mine: schedulers.CosineAnnealingWarmRestarts(mine, 9), ("base_lrs",)),
+    "CyclicLR": (
+        lambda mine: schedulers.CyclicLR(mine, [0.01, 0.02, 0.03], [0.1, 0.2, 0.3], 4),
+        ("base_lrs", "max_lrs", "base_momentums", "max_momentums"),
+    ),
+    "ReduceLROnPlateau": (
+        lambda mine: schedulers.ReduceLROnPlateau(mine, patience=0, factor=0.5, min_lr=[0.06, 0.04, 0.01]),
+        ("min_lrs",),
+    ),
+    "WarmupLR": (
+        lambda mine: lr_schedules.WarmupLR(mine, 0.001, [0.1, 0.05, 0.02], 4, "linear"),
+        ("min_lrs", "max_lrs", "delta_lrs"),
+    ),
+    "WarmupCosineLR": (lambda mine: lr_schedules.WarmupCosineLR(mine, 20, warmup_num_steps=4), ("org_lrs",)),
+}
+"""Schedulers that pair lists with the groups, and the names of the lists."""
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_one_that_a_user_has_repaired_sees_what_is_there(name):
+    """Its lists are cut to the groups that are left, and the rates are those of the whole lists with the patch."""
+    make, lists = LISTED[name]
+    rates, _, said = trained(make, passed=True)
+    assert trained(make, passed=True, then=cut(*lists))[::2] == (rates, [])
+    assert said == [True]
+
+
 @pytest.mark.parametrize(
-    ("sizes", "scheduler", "told"),
+    ("make", "then", "rates"),
     [
-        ((1, 0), lambda mine: Linear(mine, [0.1, 0.2]), [True]),
-        ((1, 1), lambda mine: Linear(mine, [0.1, 0.2]), [False]),
-        ((1, 0), lambda mine: Repaired(mine, [0.1, 0.2]), []),
-        ((1, 0), lambda mine: Linear(mine, [0.1]), []),  # made afterwards, or before the group was added
-        ((1, 0), Scheduler, []),  # nobody knows how it goes by its groups
-        ((1, 0), lambda _: None, []),
+        (LISTED["WarmupLR"][0], own_rates, [0.02575, 0.00575]),
+        (LISTED["LambdaLR"][0], own_rates, [0.1 / 3, 0.02 / 3]),
+        (LISTED["LambdaLR"][0], copied_and_cut, [0.1 / 3, 0.02 / 3]),
+        (OfWhatIsLeft, two_factors, [0.05, 0.005]),
+        (lambda mine: schedulers.ExponentialLR(mine, 0.5), lambda _: None, [0.025, 0.005]),
+        (lambda mine: schedulers.ReduceLROnPlateau(mine, patience=0, factor=0.5), lambda _: None, [0.05, 0.01]),
+        (lambda mine: lr_schedules.WarmupLR(mine, 0.0, 0.4, 4, "linear"), lambda _: None, [0.1, 0.1]),
     ],
 )
-def test_what_is_said_of_a_run(monkeypatch, sizes, scheduler, told):
+def test_one_that_was_right_is_the_same(make, then, rates):
+    found, scheduler, said = trained(make, passed=True, then=then)
+    assert found == pytest.approx(rates)
+    assert scheduler.get_last_lr() == found
+    assert said == []
+
+
+def test_all_other_code_sees_the_optimizer_s_own_groups():
+    """It may read them, pair them and change the list; the empty group put back is there once."""
+    mine = optimizer(0, 1)
+    scheduler = Scheduler(mine)
+    removed = mine.param_groups[0]
+    empty_groups.keep_for_schedulers(mine, None)
+    del mine.param_groups[0]
+    assert scheduler.optimizer.param_groups is mine.param_groups
+    _, _, said = trained(
+        LISTED["LambdaLR"][0], then=lambda one: one.optimizer.param_groups.insert(*one.optimizer._all_groups_removed[0])
+    )
+    assert removed not in mine.param_groups
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (LISTED["LambdaLR"][0], [True]),
+        (lambda mine: Repaired(mine, lambda step: 1.0), []),
+        (lambda mine: schedulers.ExponentialLR(mine, 0.5), []),
+    ],
+)
+@pytest.mark.parametrize("steps", [0, 3])
+def test_what_is_said_of_a_run(make, told, steps):
+    """Once, when a step has been repaired."""
+    try:
+        said = trained(make, steps=steps)[2]
+    except ValueError:  # a user's own step() goes on as it was
+        said = []
+    assert said == (told if steps else [])
+
+
+def test_of_a_run_without_an_empty_group_it_is_said_that_it_is_right(monkeypatch):
     said = []
     monkeypatch.setattr(empty_groups.rlhf_patches, "decided", lambda name, found: said.append(found))
-    mine = optimizer(*sizes)
-    made = scheduler(mine)
-    empty_groups.keep_for_schedulers(mine, None)
-    assert said == told, made
+    empty_groups.keep_for_schedulers(optimizer(1, 1), None)
+    assert said == [False]
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
@@ -369,7 +482,8 @@ def test_what_a_scheduler_sees_can_be_copied(copied):
     removed = [(0, mine.param_groups[0]), (2, mine.param_groups[2])]
     del mine.param_groups[2], mine.param_groups[0]
     seen = copied(empty_groups.AllGroups(mine, removed))
-    assert [len(group["params"]) for group in seen.param_groups] == [0, 1, 0]
+    assert [(index, len(group["params"])) for index, group in seen._all_groups_removed] == [(0, 0), (2, 0)]
+    assert [len(group["params"]) for group in seen.param_groups] == [1]
     assert seen.defaults == mine.defaults
     with pytest.raises(AttributeError, match="nothing_like_it"):
         _ = seen.nothing_like_it
