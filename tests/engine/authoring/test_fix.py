@@ -199,7 +199,7 @@ def test_what_is_no_code_of_the_package_is_skipped(new, package):
     new_module = "a new module: put the parts that the fix needs into your package, and name them in `uses`"
     skipped = dict(line.removeprefix("skipped: ").split(": ", 1) for line in out.splitlines() if line[:4] == "skip")
     assert skipped == {
-        "README.md": "not valid Python",
+        "README.md": "not Python",
         "tests/test_mod.py": "tests, documentation or examples",
         f"docs/{package.name}/mod.py": "tests, documentation or examples",
         "elsewhere/mod.py": "there is no such module installed here",
