@@ -52,10 +52,12 @@ def _other(layer: Any) -> str:
 
 def has_another_gradient(self: Any, hidden_states: Any) -> bool | None:
     """Whether a layer's gathering has the wrong gradient on these ranks, and autograd records it; None if unknown."""
-    torch, needs = sys.modules.get("torch"), getattr(hidden_states, "requires_grad", None)
+    needs = getattr(hidden_states, "requires_grad", None)
+    torch: Any = sys.modules.get("torch")
     state: Any = sys.modules.get("megatron.core.parallel_state")
     args, forward = getattr(self, "args", None), getattr(_attention(), "forward", None)
-    code, split = getattr(forward, "__code__", None), getattr(args, "sequence_parallel", None)
+    code: Any = getattr(forward, "__code__", None)
+    split = getattr(args, "sequence_parallel", None)
     if None in (torch, needs, state, code, split) or not state.model_parallel_is_initialized():
         return None
     # known: the two ways of gathering of slime's own releases; the gathering's own gradient is not an attribute.
