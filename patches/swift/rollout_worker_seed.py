@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 
 def seed_of(args: Any, rank: int) -> dict[str, int]:
@@ -21,12 +21,20 @@ def seed_of(args: Any, rank: int) -> dict[str, int]:
     return {"seed": (seed if isinstance(seed, int) else 0) + rank}  # 0 is vLLM's default
 
 
+def has_the_first_ones_seed(data_parallel_rank: Any) -> bool | None:
+    """Whether a worker is not the first: its engine draws the first one's random numbers."""
+    return data_parallel_rank > 0 if isinstance(data_parallel_rank, int) else None
+
+
+_WORKER = "swift.llm.infer.rollout:llm_worker"
+
+
 def _variant(versions: str, arguments: str) -> Variant:
     return Variant(
         Guard("ms-swift", versions),
         (
             Rewrite(
-                target="swift.llm.infer.rollout:llm_worker",
+                target=_WORKER,
                 pattern=f"SwiftRolloutDeploy.get_infer_engine({arguments})",
                 replacement=f"SwiftRolloutDeploy.get_infer_engine({arguments}, **$SEED_OF(args, data_parallel_rank))",
                 uses={"SEED_OF": f"{__name__}:{seed_of.__name__}"},
@@ -67,4 +75,5 @@ configured.""",
         _variant(">=3.7.0,<3.12.3", "args, template=args.get_template(None)"),
     ),
     obsolete_when="when the oldest ms-swift in use is 3.12.3",
+    conditions=(Condition(_WORKER, f"{__name__}:{has_the_first_ones_seed.__name__}"),),
 )

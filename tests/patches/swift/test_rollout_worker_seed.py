@@ -77,6 +77,20 @@ def test_with_one_worker_or_seeds_of_their_own_nothing_changes(report):
     assert different(report["after"][name]["samples"][0]) == 8
 
 
+def test_its_condition_holds_for_each_worker_but_the_first(report):
+    """Of five servers, one of which has one worker."""
+    reached = report["reached"]
+    seeds = [found["seeds"] for found in report["after"].values()]
+    assert reached["asked"] == reached["calls"] == sum(map(len, seeds))
+    assert reached["held"] == sum(len(each) - 1 for each in seeds)
+
+
+def test_what_the_condition_says():
+    from rlhf_patches.patches.swift.rollout_worker_seed import has_the_first_ones_seed
+
+    assert [has_the_first_ones_seed(rank) for rank in (0, 1, None)] == [False, True, None]
+
+
 @pytest.mark.parametrize("given", [None, {}, '{"seed": 5}', {"seed": None}, {"seed": "5"}])
 def test_what_else_stands_for_a_seed_is_none(given):
     from types import SimpleNamespace
