@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 
 def sent_apart(trainer: Any) -> bool:
     """Whether vLLM gets the adapter separately: not at sleep level 2, where each update sends all weights."""
     return bool(trainer.rollout_enable_lora) and getattr(trainer.args, "sleep_level", 0) != 2
+
+
+def counts_twice(self: Any) -> bool | None:
+    """Whether an adapter that is not new is sent apart, after base weights with it; None if it may be new.
+
+    Also None at sleep level 2, at which releases differ.
+    """
+    apart, args = getattr(self, "rollout_enable_lora", None), getattr(self, "args", None)
+    if not apart:
+        return None if apart is None else False
+    if getattr(args, "sleep_level", 0) == 2 or not hasattr(getattr(self, "model", None), "peft_config"):
+        return None
+    return True if getattr(args, "resume_from_checkpoint", None) or getattr(args, "adapters", None) else None
 
 
 _USES = {"SENT_APART": f"{__name__}:sent_apart"}
@@ -106,4 +119,7 @@ adapter's change counted twice. With the patch, it samples from the policy. Repe
         _since_3_12_1(">=4.0.0,<4.0.2", _MIXIN_4),
     ),
     obsolete_when="when the oldest ms-swift in use is 4.0.2",
+    conditions=tuple(
+        Condition(f"{mixin}.{_SYNC}", f"{__name__}:{counts_twice.__name__}") for mixin in (_MIXIN, _MIXIN_4)
+    ),
 )

@@ -96,6 +96,37 @@ def test_without_it_and_at_level_2_nothing_changes(observe, release):
 
 
 @pytest.mark.parametrize("release", AFFECTED)
+def test_its_condition_holds_after_a_resume(observe, release):
+    """Three times; never without the option. Nothing is said where the adapter may be new, and at level 2."""
+    report = observe(release)
+    without = len(report["after"]["without"]["sent"])
+    assert (report["reached"]["held"], report["reached"]["asked"]) == (3, 3 + without)
+
+
+def test_what_the_condition_says():
+    from types import SimpleNamespace as Has
+
+    from rlhf_patches.patches.swift.lora_counted_twice import counts_twice
+
+    adapted = Has(peft_config={})
+
+    def of(lora=True, model=adapted, **args):
+        return Has(rollout_enable_lora=lora, model=model, args=Has(**args))
+
+    resumed = {"resume_from_checkpoint": "a checkpoint"}
+    assert counts_twice(of(**resumed)) is counts_twice(of(adapters=["one"])) is True
+    assert counts_twice(of(lora=False, **resumed)) is False
+    for trainer in (
+        of(),
+        of(sleep_level=2, **resumed),
+        of(model=Has(), **resumed),
+        Has(),
+        Has(rollout_enable_lora=True),
+    ):
+        assert counts_twice(trainer) is None
+
+
+@pytest.mark.parametrize("release", AFFECTED)
 def test_where_the_adapter_is_new(observe, release):
     report = observe(release)
     for state in ("before", "after"):
