@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _KEPT = "_samples_of_all_ranks"
 
@@ -36,6 +37,24 @@ def evenly(sampler: Any, order: Sequence[int]) -> list[int]:
     length: int = of_each_rank(sampler) * sampler.world_size
     rounds = -(-length // max(len(order), 1))
     return (list(order) * rounds)[:length]
+
+
+def leaves_some_out(total_samples: Any, batch_size: Any, shuffle: Any, drop_last: Any, tp_size: Any) -> bool | None:
+    """Whether a sampler leaves out the remainder of its data set, and the repair would not; None if unknown.
+
+    If incomplete batches are dropped, the same samples may be left out by the repair: in order, or of less than a
+    batch for each rank.
+    """
+    if not all(isinstance(each, int) for each in (total_samples, batch_size, tp_size)) or min(batch_size, tp_size) < 1:
+        return None
+    distributed = sys.modules.get("torch.distributed")
+    grouped = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    ranks = distributed.get_world_size() // tp_size if distributed is not None and grouped else 1
+    if ranks < 1:
+        return None
+    if drop_last and (not shuffle or total_samples // ranks < batch_size):
+        return False
+    return bool(total_samples % ranks)
 
 
 _FUNCTIONS = {
@@ -119,4 +138,8 @@ from a checkpoint at the end of an epoch. No other earlier training has to be re
         Variant(Guard("ms-swift", ">=4.0.0,<=4.6.0"), _changes("swift.dataloader.shard", _TURNS)),
     ),
     obsolete_when="when ms-swift draws every sample (PR #9907); 4.6.0, the newest, does not",
+    conditions=tuple(
+        Condition(f"{module}:BatchSamplerShard.__init__", f"{__name__}:{leaves_some_out.__name__}")
+        for module in ("swift.llm.data_loader", "swift.dataloader.shard")
+    ),
 )

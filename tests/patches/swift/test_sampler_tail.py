@@ -5,8 +5,11 @@ What is observed is in sampler_tail_ranks.py: as released, patched and reverted,
 
 from __future__ import annotations
 
+from types import SimpleNamespace as Has
+
 import pytest
 
+from rlhf_patches.patches.swift.sampler_tail import leaves_some_out
 from tests.harness.forkserver import swift
 
 WORKER = "rlhf_patches.patches.swift.proofs.sampler_tail_ranks"
@@ -108,6 +111,31 @@ def test_where_the_ranks_divide_the_data_nothing_changes(reports):
     for report in reports:
         for case in ("6, shuffled, kept", "6, in order, kept", "6, shuffled, dropped", "6, in order, dropped"):
             assert report["after"][case] == report["before"][case]
+
+
+def test_its_condition_holds_where_samples_are_left_out(reports):
+    """Of sizes 1, 10 and 11, not of 6; nor where as many are dropped with the repair."""
+    kept = [each for each in KEPT if size_of(each) % RANKS]
+    dropped = [each for each in DROPPED if size_of(each) % RANKS and "shuffled" in each and size_of(each) > 2 * RANKS]
+    for report in reports:
+        reached = report["reached"]
+        assert reached["asked"] == reached["calls"] == len(report["after"]) - 1, "not of the one that was made before"
+        grouped_and_limited = len(set(report["after"]) & {"by length", "limited"})
+        assert reached["held"] == len(kept) + len(dropped) + grouped_and_limited
+
+
+def test_what_the_condition_says(monkeypatch):
+    import sys
+
+    def told(size, shuffle=True, drop_last=False, batch=2, tp_size=1, ranks=6):
+        group = Has(is_available=lambda: True, is_initialized=lambda: ranks > 1, get_world_size=lambda: ranks)
+        monkeypatch.setitem(sys.modules, "torch.distributed", group)
+        return leaves_some_out(size, batch, shuffle, drop_last, tp_size)
+
+    assert told(10) is told(10, shuffle=False) is told(20, drop_last=True) is told(10, tp_size=2) is True
+    assert told(12) is told(9, tp_size=2) is told(10, ranks=1) is False
+    assert told(10, shuffle=False, drop_last=True) is told(10, drop_last=True) is False
+    assert told(None) is told(10, batch=0) is told(10, tp_size=None) is told(10, tp_size=8) is None
 
 
 def test_a_sampler_that_was_made_before_draws_as_it_did(reports):
