@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant, Wrap
+import sys
+from typing import Any
+
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant, Wrap
 
 _MODULE = "swift.megatron.trainers.vocab_parallel_utils"
 _LOGITS = f"{__package__}._logits"
+
+
+_GKD = "swift.megatron.trainers.gkd_trainer:MegatronGKDTrainer._vocab_parallel_log_softmax"
+
+
+def has_a_gradient_of_parts(logits: Any) -> bool | None:
+    """Whether autograd records what is computed from a rank's part of the logits; None if that is unknown."""
+    needs, torch = getattr(logits, "requires_grad", None), sys.modules.get("torch")
+    ranks = _ranks()
+    if needs is False or ranks == 1:
+        return False
+    if needs is None or ranks is None or torch is None:
+        return None
+    return bool(torch.is_grad_enabled())
+
+
+def _ranks() -> int | None:
+    """The number of tensor-parallel ranks."""
+    state: Any = sys.modules.get("megatron.core.parallel_state")
+    if state is None or not state.model_parallel_is_initialized():
+        return None
+    return int(state.get_tensor_model_parallel_world_size())
 
 
 def _log_softmax(target: str) -> tuple[Rewrite, ...]:
@@ -77,7 +102,7 @@ right.""",
     variants=(
         Variant(
             Guard("ms-swift", "==3.12.0"),
-            _log_softmax("swift.megatron.trainers.gkd_trainer:MegatronGKDTrainer._vocab_parallel_log_softmax"),
+            _log_softmax(_GKD),
         ),
         Variant(
             Guard("ms-swift", ">=3.12.1,<4.5.3"),
@@ -93,4 +118,11 @@ right.""",
     ),
     observations="rlhf_patches.patches._vocab_parallel.counters:observed",
     obsolete_when="when the oldest ms-swift in use is 4.5.3",
+    conditions=tuple(
+        Condition(function, f"{__name__}:{has_a_gradient_of_parts.__name__}")
+        for function in (
+            *(f"{_MODULE}:{name}" for name in ("vocab_parallel_log_softmax", "compute_logps_and_entropy_from_logits")),
+            _GKD,
+        )
+    ),
 )

@@ -97,6 +97,41 @@ def test_where_the_vocabulary_is_whole_ms_swifts_own_function_runs(observe):
     assert all(found["observed"] == {} for found in functions["patched"].values())
 
 
+def test_the_condition_holds_where_the_vocabulary_is_split(observe):
+    """Not without a gradient, and never on one rank."""
+    for ranks in (1, 2):
+        for report in observe(ranks, "functions"):
+            reached = report["row"]["reached"]
+            assert reached["asked"] == reached["calls"] > 0
+            split = sum(name != "no gradient" for name in report["functions"]["patched"])
+            assert split <= reached["held"] < reached["asked"] if ranks > 1 else reached["held"] == 0
+        for report in observe(ranks, "divergence"):
+            reached = report["row"]["reached"]
+            assert (reached["held"] > 0) is (ranks > 1)
+            assert reached["asked"] == reached["calls"] > 0
+
+
+def test_what_the_condition_says(monkeypatch):
+    import sys
+    from types import SimpleNamespace as Has
+
+    from rlhf_patches.patches.swift.vocab_parallel_logprob_gradient import has_a_gradient_of_parts
+
+    def told(logits, ranks=2, started=True, grad=True):
+        state = Has(
+            model_parallel_is_initialized=lambda: started,
+            get_tensor_model_parallel_world_size=lambda: ranks,
+        )
+        monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", state)
+        monkeypatch.setitem(sys.modules, "torch", Has(is_grad_enabled=lambda: grad))
+        return has_a_gradient_of_parts(logits)
+
+    split = Has(requires_grad=True)
+    assert told(split) is True
+    assert told(split, ranks=1) is told(split, grad=False) is told(Has(requires_grad=False)) is False
+    assert told(Has()) is told(split, started=False) is None
+
+
 def test_the_gradient_of_gkds_divergence(observe):
     for ranks in (1, 2):
         for report in observe(ranks, "divergence"):
