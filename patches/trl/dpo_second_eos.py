@@ -7,8 +7,10 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+import rlhf_patches
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
+_NAME = "trl-dpo-second-eos"
 _TRAINER = "trl.trainer.dpo_trainer:DPOTrainer"
 _EOS = "[tokenizer.eos_token_id]"
 
@@ -22,6 +24,8 @@ def conversational(rows: Any) -> bool:
 
 
 _rendered = ContextVar("rendered", default=False)
+_undecided = ContextVar("undecided", default=False)
+"""Whether no row has shown yet how the latest dataset's answers end."""
 
 
 def of_chats(tokenize: Callable[..., dict[str, Any]], is_chat: bool) -> Callable[..., dict[str, Any]]:
@@ -35,15 +39,39 @@ def of_chats(tokenize: Callable[..., dict[str, Any]], is_chat: bool) -> Callable
     from trl.trainer.dpo_trainer import DPOTrainer
 
     own = is_chat and any(tokenize is getattr(DPOTrainer, name, None) for name in ("tokenize_row", "process_row"))
+    _undecided.set(own)
+    if not is_chat:
+        rlhf_patches.decided(_NAME, False)
     return partial(_of_a_chat, tokenize) if own else tokenize
 
 
 def _of_a_chat(tokenize: Callable[..., dict[str, Any]], *row: Any, **options: Any) -> dict[str, Any]:
     before = _rendered.set(True)
     try:
-        return tokenize(*row, **options)
+        found = tokenize(*row, **options)
     finally:
         _rendered.reset(before)
+    if _undecided.get() and _would_end_twice(found, *row, **options):
+        _undecided.set(False)
+        rlhf_patches.decided(_NAME, True)
+    return found
+
+
+def _would_end_twice(
+    found: Any, features: Any, processing_class: Any = None, *_: Any, max_completion_length: Any = None, **__: Any
+) -> bool:
+    """Whether the template has ended an answer of this row, and the trainer's end would not have been cut off.
+
+    False is no decision: another row may show it, and a template may end answers with another token.
+    """
+    end = getattr(getattr(processing_class, "tokenizer", processing_class), "eos_token", None)
+    if not isinstance(end, str) or not end:
+        return False
+    for name in ("chosen", "rejected"):
+        ended = str(features[name]).rstrip().endswith(end)
+        if ended and (max_completion_length is None or len(found[f"{name}_input_ids"]) < max_completion_length):
+            return True
+    return False
 
 
 def rendered() -> bool:
@@ -65,7 +93,7 @@ def _without_second(function: str) -> tuple[Rewrite, ...]:
 
 
 PATCH = Patch(
-    name="trl-dpo-second-eos",
+    name=_NAME,
     summary="DPO on conversations trains on answers that end once, as the chat template ends them",
     harm="wrong data",
     bug="every chosen and rejected answer ends twice",
@@ -117,4 +145,5 @@ patch the answer has none, as with TRL 0.27.2: let the template write it, or swi
         ),
     ),
     obsolete_when="when the oldest trl in use is 0.27.2",
+    conditions=(Condition(f"{_TRAINER}._prepare_dataset"),),
 )

@@ -80,6 +80,15 @@ def test_a_template_without_an_end_leaves_none(report):
     assert answers(report["after"]["chat, no end"]) == {"chosen": [["w3"]], "rejected": [["w4", "w5"]]}
 
 
+def test_its_condition_is_decided_once_for_each_data_set(report):
+    """It holds for the two of conversations that are read here, and not for plain text.
+
+    Nothing is said of answers that are cut, of rows of another process, of a subclass, or of a template without an end.
+    """
+    reached = report["reached"]
+    assert (reached["calls"], reached["asked"], reached["held"]) == (8, 3, 2)
+
+
 def test_a_rehearsal_finds_it(run_ranks):
     worker = "tests.patches.transformers.rehearsal_catalogue_ranks"
     (found,) = run_ranks(worker, "a chat", levels=beside("trl-0.27", "trl_dpo"), ranks=1)
