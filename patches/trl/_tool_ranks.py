@@ -9,6 +9,7 @@ from accelerate.utils import gather_object
 from trl.generation.vllm_generation import VLLMGeneration
 
 from .. import _released
+from . import grpo_tool_lockstep
 
 _METHODS = ("_generate", "_tool_call_loop", "_generate_single_turn")
 """The methods by which all ranks reach the loop, and generate in it."""
@@ -31,4 +32,9 @@ def together(trainer: Any) -> bool:
 
 def left(trainer: Any, indices: Sequence[int]) -> bool:
     """Whether a conversation continues, on any rank if they generate ``together``, with a collective of one number."""
-    return any(gather_object([bool(indices)])) if together(trainer) else bool(indices)
+    if not together(trainer):
+        return bool(indices)
+    numbers = gather_object([len(indices)])
+    ranks = len(numbers) if trainer.vllm_mode == "server" else trainer.vllm_generation.tensor_parallel_size
+    grpo_tool_lockstep.decide(numbers, trainer.accelerator.process_index, ranks)
+    return any(numbers)

@@ -2,12 +2,50 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import rlhf_patches
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
+
+_NAME = "trl-grpo-tool-lockstep"
 
 _LOOP = "trl.trainer.grpo_trainer:GRPOTrainer._tool_call_loop"
 _GENERATE = "trl.generation.vllm_generation:VLLMGeneration.generate"
 _RANKS = f"{__package__}._tool_ranks"
 _IMAGES = "loop_images = [merged_images[i] for i in idxs_with_tool] if merged_images else None"
+
+
+_met = ContextVar("met", default=False)
+"""Whether the current loop has met the bug."""
+
+
+def generates_together(self: Any) -> bool | None:
+    """False if no ranks generate together; otherwise None: the ranks' numbers of conversations decide."""
+    _met.set(False)
+    accelerator, engine = getattr(self, "accelerator", None), getattr(self, "vllm_generation", None)
+    if getattr(self, "use_vllm", None) is False or getattr(accelerator, "num_processes", None) == 1:
+        return False
+    own_engine = getattr(self, "vllm_mode", None) == "colocate" and getattr(engine, "tensor_parallel_size", None) == 1
+    return False if own_engine else None
+
+
+def decide(numbers: Sequence[int], rank: int, size: int) -> None:
+    """Report once per loop whether ranks that generate together differ in their numbers of conversations.
+
+    Args:
+        numbers: of each rank, at one turn.
+        rank: this one.
+        size: how many adjacent ranks generate together.
+    """
+    if _met.get():
+        return
+    first = rank - rank % size
+    differ = len({*numbers[first : first + size]}) > 1
+    _met.set(differ)
+    if differ or not any(numbers):  # the loop ends
+        rlhf_patches.decided(_NAME, differ)
 
 
 def _of_ranks(prompts: str, rank: str) -> str:
@@ -60,7 +98,7 @@ _WITHOUT_FIELDS = Rewrite(
 )
 
 PATCH = Patch(
-    name="trl-grpo-tool-lockstep",
+    name=_NAME,
     summary="GRPO with tools and vLLM on several ranks: each rank continues its own conversations, all ranks in step",
     harm="wrong data",
     affects_rollouts=True,
@@ -98,4 +136,5 @@ that did not hang or fail has trained on such texts, and is not comparable with 
         Variant(Guard("trl", ">=1.1.0,<=1.16.0"), (*_CHANGES, _WITHOUT_FIELDS)),
     ),
     obsolete_when="when upstream keeps all ranks in the loop together",
+    conditions=(Condition(_LOOP, f"{__name__}:{generates_together.__name__}"),),
 )

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_patches.patches.trl.grpo_tool_lockstep import PATCH
+from rlhf_patches.patches.trl.grpo_tool_lockstep import PATCH, decide, generates_together
 from rlhf_patches.testing import PatchContract
 from tests.harness import unpacked
 from tests.harness.forkserver import TORCH, TRL, Level
@@ -35,6 +35,8 @@ PARTED = ("0 and 2", "1 and 3", "one engine, 3 and 1")
 """A rank has no tool call at all; or too few completions; or what ranks hold of one engine is not the same."""
 TOGETHER = (*PARTED, "3 and 1, then 1 and 0", "one engine, then 1 and 0", "overlong on one rank")
 SAME = ("own engines", "no tools")
+EQUAL = "server"
+"""Both ranks have the same conversations."""
 
 
 class TestContract(PatchContract):
@@ -54,7 +56,7 @@ def run(run_ranks):
 @pytest.fixture
 def reports(run):
     """What does not part the ranks, in all states."""
-    return run(MIXED, *SAME)
+    return run(MIXED, *SAME, EQUAL)
 
 
 @pytest.fixture
@@ -96,6 +98,54 @@ def test_one_engine_is_given_the_same_on_all_its_ranks(repaired):
     for case in TOGETHER:
         if case.startswith("one engine"):
             assert repaired[0]["after"][case]["asked"] == repaired[1]["after"][case]["asked"]
+
+
+def test_its_condition_holds_where_numbers_differ(reports, repaired):
+    """Not with the same numbers, nor with engines of their own; without tools there is no loop."""
+    for found in reports:
+        reached = found["reached"][PATCH.name]
+        assert (reached["calls"], reached["asked"], reached["held"]) == (3, 3, 1)
+    for found in repaired:
+        reached = found["reached"][PATCH.name]
+        assert reached["held"] == reached["asked"] == reached["calls"] == len(TOGETHER)
+
+
+def trainer_of(mode="server", use_vllm=True, ranks=2, size=1):
+    return SimpleNamespace(
+        use_vllm=use_vllm,
+        vllm_mode=mode,
+        accelerator=SimpleNamespace(num_processes=ranks),
+        vllm_generation=SimpleNamespace(tensor_parallel_size=size),
+    )
+
+
+def test_what_the_condition_says():
+    for trainer in (trainer_of(), trainer_of("colocate", size=2), SimpleNamespace(), None):
+        assert generates_together(trainer) is None
+    for trainer in (trainer_of(use_vllm=False), trainer_of(ranks=1), trainer_of("colocate")):
+        assert generates_together(trainer) is False
+
+
+@pytest.mark.parametrize(
+    ("turns", "rank", "size", "told"),
+    [
+        ([[3, 1], [1, 0], [0, 0]], 0, 2, [True]),
+        ([[2, 2], [1, 1], [0, 0]], 1, 2, [False]),
+        ([[2, 2]], 1, 2, []),  # ended by the number of iterations
+        ([[2, 2, 3, 1], [0, 0, 0, 0]], 0, 2, [False]),
+        ([[2, 2, 3, 1], [0, 0, 0, 0]], 3, 2, [True]),
+    ],
+)
+def test_it_is_decided_once_in_a_loop(monkeypatch, turns, rank, size, told):
+    import rlhf_patches
+
+    found = []
+    monkeypatch.setattr(rlhf_patches, "decided", lambda name, met: found.append(met))
+    for _ in range(2):
+        generates_together(trainer_of())
+        for numbers in turns:
+            decide(numbers, rank, size)
+    assert found == told * 2
 
 
 @pytest.mark.parametrize("case", PARTED)
