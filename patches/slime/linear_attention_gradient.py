@@ -60,9 +60,10 @@ def has_another_gradient(self: Any, hidden_states: Any) -> bool | None:
     split = getattr(args, "sequence_parallel", None)
     if None in (torch, needs, state, code, split) or not state.model_parallel_is_initialized():
         return None
-    # known: the two ways of gathering of slime's own releases; the gathering's own gradient is not an attribute.
+    # known: how slime's own releases gather. No attribute shows what a gathering does in backward.
     given = any(isinstance(each, tuple) and "tensor_parallel_output_grad" in each for each in code.co_consts)
     inflated = split and not given and state.get_tensor_model_parallel_world_size() > 1
+    # known: torch's gathering adds up what goes back; that of the later releases has another name.
     cut = "all_gather" not in code.co_names and state.get_context_parallel_world_size() > 1
     if not (inflated or cut) or not (needs and torch.is_grad_enabled()):
         return False
