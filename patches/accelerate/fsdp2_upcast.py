@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
+
+_PREPARE = "accelerate.utils.fsdp_utils:fsdp2_prepare_model"
 
 
 def upcast(accelerator: Any, model: Any) -> None:
@@ -19,10 +22,9 @@ def upcast(accelerator: Any, model: Any) -> None:
         model: a ``torch.nn.Module`` that is not sharded yet.
     """
     named = list(model.named_parameters())
-    # known: accelerate 1.14 checks this name; if no parameter has it, this casts the same ones as that release
-    if accelerator.mixed_precision == "no" or any(type(one).__name__ == "Params4bit" for _, one in named):
+    if accelerator.mixed_precision == "no" or has_4_bits(named):
         return
-    cast = [name for name, one in named if one.requires_grad and one.is_floating_point() and one.element_size() < 4]
+    cast = low_precision(named)
     for name, one in named:
         if name in cast:
             one.data = one.data.float()  # writes: this is the repair
@@ -32,6 +34,17 @@ def upcast(accelerator: Any, model: Any) -> None:
             f"{accelerator.mixed_precision!r}, and checkpoints contain them in float32: {cast}",
             stacklevel=2,
         )
+
+
+def low_precision(named: Sequence[tuple[str, Any]]) -> list[str]:
+    """The names of trainable parameters in less than 32 bits."""
+    return [name for name, one in named if one.requires_grad and one.is_floating_point() and one.element_size() < 4]
+
+
+def has_4_bits(named: Sequence[tuple[str, Any]]) -> bool:
+    """Whether one of a model's parameters has 4 bits."""
+    # known: accelerate 1.14 checks this name; if no parameter has it, `upcast` casts the same ones as that release
+    return any(type(one).__name__ == "Params4bit" for _, one in named)
 
 
 PATCH = Patch(
@@ -69,7 +82,7 @@ those updates; you can continue to train it.""",
             Guard("accelerate", "==1.13.0"),
             (
                 Rewrite(
-                    target="accelerate.utils.fsdp_utils:fsdp2_prepare_model",
+                    target=_PREPARE,
                     pattern="original_sd = model.state_dict()",
                     replacement="$UPCAST(accelerator, model); original_sd = model.state_dict()",
                     alongside=("param = param.to(torch.float32)", "fully_shard(model, **fsdp2_kwargs)"),
@@ -79,4 +92,5 @@ those updates; you can continue to train it.""",
         ),
     ),
     obsolete_when="when accelerate 1.13.0 is no longer in use",
+    conditions=(Condition(_PREPARE, f"{__package__}._conditions:keeps_low_precision"),),
 )

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rlhf_patches.patches.accelerate import fsdp2_upcast
+from rlhf_patches.patches.accelerate._conditions import keeps_low_precision
 from rlhf_patches.testing import untouched
 from tests.harness.forkserver import beside
 
@@ -22,6 +23,7 @@ RULE_COVERAGE = {
 WORKER = "tests.patches.accelerate.fsdp2_upcast_ranks"
 WRONG = ("whole", "efficient loading", "first layer frozen", "tied")
 RIGHT = ("float32", "no mixed precision")
+CASES = (*WRONG, *RIGHT)
 # Of the parameters' way, which is shorter than bfloat16's resolution: gradients are computed in bfloat16, which showed
 # as 0.0025; without the patch, 0.94 and more of the way is lost.
 TOLERANCE = 0.02
@@ -68,6 +70,13 @@ def test_reverted_it_is_accelerate_s_own_again(reports):
         assert report["reverted"] == report["before"]
 
 
+def test_a_run_is_told_whether_it_was_affected(reports):
+    """Once for each model that is wrong, and for no other."""
+    for report in reports:
+        reached = report["reached"]
+        assert (reached["held"], reached["asked"], reached["calls"]) == (len(WRONG), len(CASES), len(CASES))
+
+
 @pytest.mark.exhaustive
 def test_a_release_that_is_repaired_is_left_alone(run_ranks):
     """The installed one, and its numbers are right; test_contract.py looks at its text in every run."""
@@ -109,3 +118,22 @@ def test_only_low_precision_is_cast():
     assert all(one is other for one, other in zip(before, model.parameters(), strict=True))
     full = torch.float32
     assert [one.dtype for one in before] == [full, full, full, torch.float64, torch.complex64, torch.bfloat16]
+
+
+def test_what_is_told_of_a_model():
+    mixed, whole = (types.SimpleNamespace(mixed_precision=kind) for kind in ("bf16", "no"))
+    half, full, frozen = (torch.nn.Linear(2, 2).to(kind) for kind in (torch.bfloat16, torch.float32, torch.float16))
+    frozen.requires_grad_(False)
+    assert keeps_low_precision(mixed, half) is True
+    assert keeps_low_precision(mixed, full) is keeps_low_precision(mixed, frozen) is False
+    assert keeps_low_precision(whole, half) is keeps_low_precision(whole, types.SimpleNamespace()) is False
+    assert keeps_low_precision(types.SimpleNamespace(), half) is None
+    assert keeps_low_precision(mixed, types.SimpleNamespace()) is None
+    half.extra = Params4bit(torch.zeros(1), requires_grad=False)
+    assert keeps_low_precision(mixed, half) is None
+    del half.extra
+    half._orig_mod = 1
+    assert keeps_low_precision(mixed, half) is None
+    del half._orig_mod
+    half.weight.device_mesh = 1
+    assert keeps_low_precision(mixed, half) is None
