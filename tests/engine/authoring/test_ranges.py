@@ -79,8 +79,8 @@ def test_a_range_that_the_code_does_not_contradict_stays(index, write):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (PLUGIN.replace(">=1.0,<=1.1.", "'>=1.0,<=1.1'"), "it stands 2 times in "),
-        (PLUGIN.replace('">=1.0,<=1.1"', '">=1.0" + ",<=1.1"'), "it stands 0 times in "),
+        (PLUGIN.replace(">=1.0,<=1.1.", "'>=1.0,<=1.1'"), "it occurs 2 times in "),
+        (PLUGIN.replace('">=1.0,<=1.1"', '">=1.0" + ",<=1.1"'), "it occurs 0 times in "),
     ],
 )
 def test_what_is_not_certain_is_left_to_the_author(index, write, text, why):
