@@ -47,8 +47,9 @@ runs: that of `trl vllm-serve`.
 The patch is off unless asked for by name. Enable it if `top_p`, `top_k` and `min_p` are off. In this mode vLLM
 normalizes its log-probabilities within the nucleus, and the trainer does not. A run with `top_p=0.5` at temperature 1
 agrees as released, and does not agree in this mode (0.27.1 and later use it); at another temperature neither agrees.
-The mode belongs to the engine, which starts before a request names its sampling settings. Not repaired: vLLM 0.10.0
-and 0.10.1, which ignore the temperature in this mode too.""",
+The mode belongs to the engine, which starts before a request names its sampling settings. For the same reason reports
+cannot say whether a run met the bug. Not repaired: vLLM 0.10.0 and 0.10.1, which ignore the temperature in this mode
+too.""",
     contested="with top_p, top_k or min_p vLLM's processed log-probabilities are within the nucleus, and TRL's are not",
     changes_numbers="""\
 Since TRL 0.23.0, GRPO on a vLLM server has weighted tokens by a ratio that contains the temperature once, not by the
