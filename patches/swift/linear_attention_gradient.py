@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
-from .. import _released
+from .. import _hooks, _released
 
 _NAME = "swift-linear-attention-gradient"
+_FORWARDS = ("swift", "transformers", "megatron", "torch")
 
 
 def gathered(layer: Any, gather: Any, states: Any) -> Any:
     """The whole sequence; backward takes this rank's piece of the gradient, unless a user's code may do so."""
-    if _stays(layer, gather):
+    # known: the release's own forward uses its module's function.
+    module = sys.modules.get(_released.written_in(getattr(type(layer), "forward", None)))
+    if _stays(layer, gather, getattr(module, "scatter_to_sequence_parallel_region", gather)):
         return gather(states)
     return gather(states, tensor_parallel_output_grad=False)
 
@@ -26,7 +30,9 @@ def scaled_back(layer: Any, tensor: Any, factor: float, *mappings: Any) -> Any:
 
 
 def _stays(layer: Any, *mappings: Any) -> str:
-    """The first of the layer's forward and Megatron's functions between ranks that is a user's, who may have a repair.
+    """The first of the layer's forwards and hooks, and of Megatron's functions between ranks, that is a user's.
+
+    It may have the repair.
 
     Args:
         layer: of linear attention.
@@ -36,6 +42,10 @@ def _stays(layer: Any, *mappings: Any) -> str:
     other = _released.others(layer, "forward", packages=("swift",))
     if not all(_released.is_released(mapping, ("megatron",)) for mapping in mappings):
         other = other or "the function that gathers or scatters"
+    for kind in type(layer).__mro__:  # its own forward calls the next one
+        if not other and "forward" in vars(kind) and not _released.is_released(vars(kind)["forward"], _FORWARDS):
+            other = f"{kind.__name__}.forward"
+    other = other or _hooks.others(layer)
     if other:
         _released.stays(_NAME, f"{other} is not the release's own", "linear attention")
     return other
@@ -44,10 +54,12 @@ def _stays(layer: Any, *mappings: Any) -> str:
 def _added_up(layer: Any) -> bool:
     """Whether Megatron sums gradients of this layer over the tensor-parallel ranks; ms-swift does not request it."""
     # known: by this attribute, which a user's repair sets
-    found = any(getattr(one, "sequence_parallel", False) is True for one in layer.parameters())
-    if found:
-        _released.stays(_NAME, "parameters are marked sequence_parallel", "linear attention")
-    return found
+    found = any(bool(getattr(one, "sequence_parallel", False)) for one in layer.parameters())
+    hook = _hooks.others(*layer.parameters())
+    if found or hook:
+        why = "parameters are marked sequence_parallel" if found else f"{hook} is not the release's own"
+        _released.stays(_NAME, why, "linear attention")
+    return found or bool(hook)
 
 
 _V3 = "swift.megatron.model.gpt.qwen3_next:Qwen3NextGatedDeltaNet.forward"
@@ -119,10 +131,10 @@ a power of two, also with dropouts that differ between the ranks (LoRA's, after 
 parallelism, and with TP of 1, nothing changes.
 
 The patch does not change these, and logs one warning: since 3.12.4, a layer with a parameter that you have marked
-`sequence_parallel`, because Megatron sums the ranks' parts of its gradients; and a layer with your own `forward`, or
-with your own functions that gather or scatter between its ranks. The patch does not repair `SWIFT_USE_MCORE_GDN=1`,
-which is megatron-core's own layer (`megatron-core-gdn-norm-gradient`), or ms-swift 4.1 and later, whose models are in
-mcore-bridge.""",
+`sequence_parallel`, because Megatron sums the ranks' parts of its gradients, or with a hook of yours on a parameter;
+and a layer with your own `forward`, also in transformers' class, with a hook of yours, or with your own functions that
+gather or scatter between its ranks. The patch does not repair `SWIFT_USE_MCORE_GDN=1`, which is megatron-core's own
+layer (`megatron-core-gdn-norm-gradient`), or ms-swift 4.1 and later, whose models are in mcore-bridge.""",
     changes_numbers="""\
 From 3.9.0 to 3.12.3, everything before a layer of linear attention had a part of its gradient multiplied by TP, which
 accumulates over the layers. From 3.12.4 to 4.0.4, these layers' own weights had 1 / TP of their gradient. With the

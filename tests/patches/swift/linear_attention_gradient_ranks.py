@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from types import SimpleNamespace
 from typing import Any
@@ -100,7 +101,9 @@ def with_masks(arguments: SimpleNamespace, own: slice, rank: int, ranks: int) ->
     return {"off": off, "bits": output.flatten().tolist() + given.grad.flatten().tolist()}
 
 
+@functools.cache
 def exact() -> dict[str, torch.Tensor]:
+    """Of transformers' own layer, asked before a user replaces its forward."""
     from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
     layer = Qwen3NextGatedDeltaNet(config(SimpleNamespace()), 0).double()
@@ -117,7 +120,7 @@ def marked(arguments: SimpleNamespace, own: slice) -> float:
     fill(layer)
     given, weights = (one[own].float() for one in numbers())
     for parameter in layer.parameters():
-        parameter.sequence_parallel, parameter.average_gradients_across_tp_domain = True, False
+        parameter.sequence_parallel, parameter.average_gradients_across_tp_domain = 1, False
     (layer(given)[0] * weights).sum().backward()
     off = 0.0
     for name, of in exact().items():
@@ -172,13 +175,41 @@ def by_users(arguments: SimpleNamespace, own: slice, ranks: int) -> dict[str, fl
             kind.forward = real[0]
             for one, function in zip(names, real[1:], strict=True):
                 setattr(module, one, function)
+
+    def hooked(layer: torch.nn.Module) -> None:
+        layer.register_forward_pre_hook(lambda _, given: (Times.apply(given[0], into), *given[1:]))
+        layer.register_forward_hook(lambda _, given, made: (Times.apply(made[0], out), *made[1:]))
+
+    def weighed(layer: torch.nn.Module) -> None:
+        for parameter in layer.parameters():
+            parameter.register_hook(lambda gradient: gradient * ranks)
+
+    def weighed_later(layer: torch.nn.Module) -> None:
+        for parameter in layer.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda one: setattr(one, "grad", one.grad * ranks))
+
+    found["hooks"] = off_by(arguments, own, hooked)
+    if divided:
+        found.update({one.__name__: off_by(arguments, own, one) for one in (weighed, weighed_later)})
+    base: Any = next(each for each in kind.__mro__ if each.__module__.startswith("transformers."))
+    next_one = base.forward
+
+    def around(self: Any, hidden_states: torch.Tensor, *args: Any, **more: Any) -> Any:
+        return Times.apply(next_one(self, Times.apply(hidden_states, into), *args, **more), out)
+
+    base.forward = around
+    try:
+        found["transformers"] = off_by(arguments, own)
+    finally:
+        base.forward = next_one
     return found
 
 
-def off_by(arguments: SimpleNamespace, own: slice) -> float:
+def off_by(arguments: SimpleNamespace, own: slice, prepare: Any = lambda layer: None) -> float:
     """The largest of the errors."""
     layer = class_of_release()(config(arguments), None, 0).float()
     fill(layer)
+    prepare(layer)
     given, weights = (one[own].float() for one in numbers())
     given.requires_grad_()
     (layer(given)[0] * weights).sum().backward()

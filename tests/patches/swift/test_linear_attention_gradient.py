@@ -6,8 +6,12 @@ times that is allowed. Qwen3.5's layer is not run: it wants transformers 5.2, an
 
 from __future__ import annotations
 
+import sys
+from types import FunctionType, ModuleType
+
 import pytest
 
+from rlhf_patches.patches.swift.linear_attention_gradient import gathered
 from tests.harness.forkserver import swift
 
 WORKER = "tests.patches.swift.linear_attention_gradient_ranks"
@@ -19,7 +23,7 @@ RULE_COVERAGE = {
     "no new blocking": "because all ranks of the group gather where they did",
     "bitwise identical": ("test_what_goes_back", "test_the_layers_own_weights"),
     "with TP of 1, nothing changes": "test_without_sequence_parallelism_nothing_changes",
-    "known": "test_the_layers_own_weights",
+    "known": ("test_the_layers_own_weights", "test_a_scatter_of_ones_own"),
     "does not change these, and logs one warning": "test_the_layers_own_weights",  # the marked ones
 }
 exhaustive = pytest.mark.exhaustive
@@ -37,7 +41,9 @@ def start(run_ranks):
             assert report["after"]["output"] == report["before"]["output"]
             # Repairs of a user's own are right as released.
             for state in ("before", "after") if sequence else ():
-                assert [one <= ROUNDING for one in report[state]["users"].values()] == [True] * 2
+                users = report[state]["users"]
+                assert {"forward", "mappings", "hooks", "transformers"} <= set(users)
+                assert [name for name, one in users.items() if one > ROUNDING] == []
         return found
 
     return run
@@ -70,3 +76,15 @@ def test_the_layers_own_weights(start):
 def test_without_sequence_parallelism_nothing_changes(start, release, ranks):
     for report in start(release, ranks):
         assert report["after"] == report["before"]
+
+
+def test_a_scatter_of_ones_own(monkeypatch):
+    """To 3.12.3, with which the gradient is divided as from 3.12.4 on: the gathering is as released."""
+    module = ModuleType("swift.megatron.model.gpt.qwen3_next")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    released = FunctionType((lambda states, **asked: asked).__code__, {"__name__": "megatron.core.tensor_parallel"})
+    module.scatter_to_sequence_parallel_region = released
+    exec("class Layer:\n    def forward(self, states): ...", vars(module))
+    assert gathered(module.Layer(), released, None) == {"tensor_parallel_output_grad": False}
+    module.scatter_to_sequence_parallel_region = lambda states: states
+    assert gathered(module.Layer(), released, None) == {}
