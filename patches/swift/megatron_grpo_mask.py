@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 from .. import _released
 
@@ -12,17 +13,36 @@ _NAME = "swift-megatron-grpo-mask"
 # Methods that make the mask, receive it, or determine the position of log-probabilities.
 _USES = (
     *("_generate_and_score_completions", "_get_encoded_batch", "_maybe_compute_logps", "_compute_kl_from_batches"),
-    *("_replace_data_iterator", "forward_step", "loss_func", "model_forward", "get_logps"),
+    *("_replace_data_iterator", "forward_step", "loss_func", "model_forward", "get_logps", "_prepare_batch"),
+    *("_prepare_model_inputs", "_apply_rollout_importance_sampling", "_compute_sequence_level_ratios"),
+    *("_compute_off_policy_sequence_mask", "_compute_rollout_offpolicy_metrics", "_compute_is_correction_metrics"),
 )
+_PADDING = "pad_logps_back_to_batch"
+_SWIFT = ("swift", "rlhf_patches")
 
 
 def as_predicted(labels: Any, trainer: Any) -> Any:
     """Each label where it is predicted, as get_batch_on_this_tp_rank shifts it before the model sees it."""
     # known: a user's own version of these may shift the mask itself, or rely on its released position.
-    if other := _released.others(trainer, *_USES, packages=("swift", "rlhf_patches")):
+    if other := _other(trainer):
         _released.stays(_NAME, f"{other} is not ms-swift's own", "the mask")
         return labels
     return labels.roll(-1, -1)
+
+
+def misplaced(self: Any) -> bool | None:
+    """Whether a trainer is the release's own; None if not, because it may have the repair."""
+    # known: the repair decides by the same methods.
+    if not callable(getattr(self, "loss_func", None)) or not callable(getattr(self, "forward_step", None)):
+        return None
+    return None if _other(self) else True
+
+
+def _other(trainer: Any) -> str:
+    """The first function that handles the mask and is a user's; empty if all are the release's."""
+    other = _released.others(trainer, *_USES, packages=_SWIFT)
+    padding = getattr(sys.modules.get("swift.megatron.trainers.grpo_trainer"), _PADDING, None)
+    return other or ("" if padding is None or _released.is_released(padding, _SWIFT) else _PADDING)
 
 
 _TRAINER = "swift.megatron.trainers.grpo_trainer:MegatronGRPOTrainer"
@@ -65,6 +85,7 @@ nothing to predict.""",
 The patch shifts the mask by one position, as the labels are shifted and as 4.0.3 does. The mask has as many tokens as
 before. Log-probabilities from the rollout engine are aligned with the mask, and so with the trainer's own. The patch
 does not change a trainer with its own loss, or with another own method that receives the mask: it may have the repair.
+The same holds if you have replaced `pad_logps_back_to_batch` in the trainer's module.
 
 The patch does not repair that before 4.0.3, the trainer's log-probabilities are computed at temperature 1 for every
 `--temperature` of the rollouts. In 3.11, the losses `dapo` and `cispo` are also divided by the prompts' tokens.""",
@@ -79,4 +100,8 @@ and gradients are those of the completion. Tune thresholds for these weights aga
         _variant(">=4.0.0,<4.0.3", "_get_encoded_batch", 2),
     ),
     obsolete_when="when the oldest ms-swift in use is 4.0.3",
+    conditions=tuple(
+        Condition(f"{_TRAINER}.{function}", f"{__name__}:{misplaced.__name__}")
+        for function in ("_generate_and_score_completions", "_get_encoded_batch")
+    ),
 )

@@ -85,7 +85,12 @@ def shifted(by: str) -> dict[str, Any]:
             each["completion_mask"] = each["completion_mask"].roll(-1, -1)
         return made
 
-    return {by: loss_func if by == "loss_func" else generate}
+    def prepare(trainer: Any, data: dict[str, Any], *args: Any) -> Any:
+        if "completion_mask" in data:
+            data = {**data, "completion_mask": data["completion_mask"].roll(-1, -1)}
+        return released(trainer, data, *args)
+
+    return {by: {"loss_func": loss_func, "_prepare_batch": prepare}.get(by, generate)}
 
 
 def trainer_of(model: Any, loss_type: str, packed: bool, mode: str | None, own: str = "") -> Any:
@@ -193,9 +198,28 @@ def step(loss_type: str, packed: bool, mode: str | None = None, own: str = "") -
 
 def observe() -> dict[str, Any]:
     found = of_the_release()
-    for own in ("loss_func", "_generate_and_score_completions"):
+    for own in ("loss_func", "_generate_and_score_completions", "_prepare_batch"):
         found[f"own {own}"] = step("grpo", True, own=own)
+    module: Any = importlib.import_module("swift.megatron.trainers.grpo_trainer")
+    if importlib.metadata.version("ms-swift").startswith("3.12."):
+        real = module.pad_logps_back_to_batch
+        module.pad_logps_back_to_batch = padded(real)
+        try:
+            found["own pad_logps_back_to_batch"] = step("grpo", True)
+        finally:
+            module.pad_logps_back_to_batch = real
     return found
+
+
+def padded(real: Any) -> Any:
+    """A user's own repair, in the function that gives a packed mask its rows."""
+
+    def own(*args: Any, **kwargs: Any) -> Any:
+        rows, more = real(*args, **kwargs)
+        mask = kwargs.get("logps_rmpad", args[0] if args else None)
+        return (rows.roll(-1, -1) if bool(((mask == 0) | (mask == 1)).all()) else rows), more
+
+    return own
 
 
 def of_the_release() -> dict[str, Any]:

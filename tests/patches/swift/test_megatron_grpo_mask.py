@@ -73,6 +73,31 @@ def test_a_repair_of_ones_own_is_not_shifted_again(observe, release):
 
 
 @pytest.mark.parametrize("release", RELEASES)
+def test_its_condition_holds_for_the_releases_own_trainer(observe, release):
+    """Nothing is said of a user's own methods."""
+    report = observe(release)
+    own = len(report["after"]) - len(of_the_release(report["after"]))
+    reached = report["reached"]
+    assert (reached["held"], reached["asked"]) == (reached["calls"] - own, reached["calls"] - own)
+    assert reached["held"] == len(of_the_release(report["after"]))
+
+
+def test_what_the_condition_says():
+    from types import FunctionType
+    from types import SimpleNamespace as Has
+
+    from rlhf_patches.patches.swift.megatron_grpo_mask import misplaced
+
+    def users(*_):
+        pass
+
+    released = FunctionType(users.__code__, {"__name__": "swift.megatron.trainers.grpo_trainer"})
+    assert misplaced(Has(loss_func=released, forward_step=released)) is True
+    for trainer in (Has(), None, Has(loss_func=released), Has(loss_func=users, forward_step=released)):
+        assert misplaced(trainer) is None
+
+
+@pytest.mark.parametrize("release", RELEASES)
 def test_the_batch_is_what_it_was_but_for_the_mask(observe, release):
     """As many tokens in each row, in a tensor of the same kind, and the labels unshifted: the trainer shifts them."""
     report = observe(release)
