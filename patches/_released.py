@@ -52,7 +52,7 @@ def _within(function: Any) -> Iterator[Any]:
     if not isinstance(function, FunctionType):
         return
     if "__wrapped__" in vars(function):
-        yield function.__wrapped__
+        yield vars(function)["__wrapped__"]
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # it is empty
             if isinstance(cell.cell_contents, (FunctionType, MethodType)):

@@ -177,17 +177,16 @@ def acted(row: PatchReport) -> None:
     if not observed and not advises and (row.changes_numbers is None or settings.acknowledged(row.name)):
         return
     if row.reached is not None and row.was_met:
-        met = f"the bug occurs in this run{row.reached.by_how_much}"
+        done = "not repaired (RLHF_PATCHES_OBSERVE)" if observed else "without a repair" if advises else "repaired"
+        text = f"the bug occurs in this run{row.reached.by_how_much}, {done}"
     elif observed or advises:
         return
-    else:
-        met = "its code runs, bug condition unknown"
-    done = "not repaired (RLHF_PATCHES_OBSERVE)" if observed else "repaired"
-    done = "without a repair" if advises else done
+    else:  # nor whether it leaves the run as released
+        text = "its code runs, bug condition unknown"
     if (key := f"{row.name} has acted") in _logged:
         return
     _logged.add(key)
-    _say(_WARNING, f"{row.name}: {met}, {done}; see `rlhf-patches explain {row.name}`")
+    _say(_WARNING, f"{row.name}: {text}; see `rlhf-patches explain {row.name}`")
 
 
 def _level(row: PatchReport) -> int:
