@@ -6,8 +6,7 @@ import sys
 import weakref
 from typing import Any
 
-from .. import _released
-from . import group_learning_rates
+from . import group_learning_rates, zero1_last_micro_batch
 
 
 def adds_to_others(self: Any) -> bool:
@@ -31,13 +30,16 @@ def loses_micro_batches(self: Any, param: Any = None) -> bool | None:
         return False
     if not self.is_gradient_accumulation_boundary:
         return bool(number > 0 or not accumulates)
-    if number == 1 and accumulates:
+    # Without accumulation the earlier ones may have been at a boundary too, where no release adds them.
+    if number > 0 and (number == 1 or not accumulates):
         return None
     return bool(number > 0)
 
 
 _steps: weakref.WeakKeyDictionary[Any, tuple[Any, set[int], bool | None]] = weakref.WeakKeyDictionary()
 """By optimizer: the newest step's norms by parameter, earlier steps' parameters, and the last result."""
+_still: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
+"""By optimizer: the groups that had the learning rate 0 in the newest step."""
 
 
 def trained_on_what_was_left(self: Any) -> bool | None:
@@ -56,14 +58,26 @@ def trained_on_what_was_left(self: Any) -> bool | None:
         trained_on = _trained_on(self, ever.difference(last))
         ever.update(last)
         _steps[self] = norms, ever, trained_on
+        _still[self] = set()
+    _still[self] |= _without_rate(self)
     return trained_on  # the same result in each call of a step
+
+
+def _without_rate(optimizer: Any) -> set[int]:
+    """The groups that a step does not move."""
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    return {index for index, rate in enumerate(rates) if isinstance(rate, (int, float)) and rate == 0}
 
 
 def _trained_on(optimizer: Any, params: set[int]) -> bool | None:
     if optimizer.overflow:  # the previous step trained nothing
         return None
+    # A learning rate may be set before backward() or after it, and for the next step already.
+    still = _still.get(optimizer, set()) | _without_rate(optimizer)
     for param_id in params:
         group, _, offset, size = optimizer.grad_position[param_id]
+        if group in still:
+            continue
         gradient = optimizer.single_partition_of_fp32_groups[group].grad
         if gradient is not None and gradient.view(-1).narrow(0, offset, size).any():
             return True
@@ -101,8 +115,7 @@ def reduces_before_it_adds(self: Any) -> bool | None:
             return False
         if max(self.optimizer.partition_count, default=1) == 1:
             return False
-        # known: the module it was written in, whatever its name is
-        own = _released.written_in(self.allreduce_gradients).startswith("deepspeed.")
+        own = self.allreduce_gradients is not None and not zero1_last_micro_batch.replaced(self)
         return True if own and not self.is_deepcompile_active() else None
     except AttributeError:  # such as that of an optimizer without parameters
         return None

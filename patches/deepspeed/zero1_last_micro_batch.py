@@ -13,14 +13,34 @@ _EPILOGUE = "deepspeed.runtime.engine:DeepSpeedEngine._backward_epilogue"
 _UPSTREAM = "bf16_optimizer = isinstance(self.optimizer, BF16_Optimizer)"
 
 
+_OF_ENGINE = (
+    "allreduce_gradients",
+    "buffered_allreduce_fallback",
+    "_reduce_non_expert_gradients",
+    "_reduce_expert_gradients",
+)
+_OF_OPTIMIZER = ("get_grads_for_reduction", "update_hp_grads", "backward_epilogue", "clear_lp_grads")
+
+
 def comes_first(engine: Any) -> bool:
-    """Whether DeepSpeed's own function reduces the gradients; a user's may add the last micro-batch itself."""
-    # known: the module it was written in, whatever its name is
-    if _released.written_in(engine.allreduce_gradients).startswith("deepspeed."):
-        return True
-    own = f"{type(engine).__name__}.allreduce_gradients"
-    _released.stays(_NAME, f"{own} is not DeepSpeed's own", "the gradient")
-    return False
+    """Whether DeepSpeed's own functions add and reduce the gradients, over several ranks.
+
+    A user's may add the last micro-batch itself. One rank has nothing to reduce, and the order is right as released.
+    """
+    if max(getattr(engine.optimizer, "partition_count", ()), default=0) == 1:
+        return False
+    own = replaced(engine)
+    if own:
+        _released.stays(_NAME, f"{own} is not DeepSpeed's own", "the gradient")
+    return not own
+
+
+def replaced(engine: Any) -> str:
+    """The name of the first function that adds or reduces gradients and is not DeepSpeed's; empty if all are."""
+    packages = ("deepspeed", "torch")  # torch.no_grad() decorates some of them
+    return _released.others(engine, *_OF_ENGINE, packages=packages) or _released.others(
+        engine.optimizer, *_OF_OPTIMIZER, packages=packages
+    )
 
 
 _USES = {"COMES_FIRST": f"{__name__}:{comes_first.__name__}"}
@@ -46,8 +66,9 @@ nothing.""",
     repair="""\
 The epilogue of `BF16_Optimizer` runs before the gradients are reduced, as in 0.19.0. The patch does not change when the
 epilogues of other optimizers run, or `exit_backward()`. It does not change an engine whose `allreduce_gradients` is not
-DeepSpeed's own, because such a function may add the last micro-batch itself. Rank 0 logs one warning that names the
-function.""",
+DeepSpeed's own, or another function that adds or reduces these gradients, of the engine or of its optimizer: such a
+function may add the last micro-batch itself. Rank 0 logs one warning that names the function. With one data-parallel
+rank the released order is right, and stays.""",
     changes_numbers="""\
 Since DeepSpeed 0.18.5, ZeRO-1 with bfloat16 parameters and float32 accumulation used one rank's gradient of the last
 micro-batch of each step instead of the mean over all ranks. With the patch, gradients are less noisy and their norms

@@ -82,6 +82,7 @@ class Optimizer:
         self.norm_for_param_grads: dict[int, float] = {}
         self.grad_position = {0: [0, 0, 0, 2], 1: [0, 0, 2, 2]}
         self.single_partition_of_fp32_groups = [flat]
+        self.param_groups = [{"lr": 0.1}]
 
     def step(self, *params: int) -> list[bool | None]:
         told = []
@@ -98,6 +99,20 @@ def test_what_is_told_of_a_step():
     assert [*optimizer.step(0, 1), *other.step(0), *optimizer.step(0), *other.step(0)] == [None] * 5
     assert optimizer.step(1, 0) == [True, True]
     assert optimizer.step(0, 1) == other.step(0, 1) == [None, None]
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_nothing_is_told_of_a_step_that_did_not_move_the_group(after):
+    """A user gives an idle head no learning rate, before backward() or after it."""
+    optimizer = Optimizer()
+    optimizer.step(0, 1)
+    optimizer.param_groups[0]["lr"] = 0.1 * after
+    optimizer.step(0)
+    optimizer.param_groups[0]["lr"] = 0.1 * (not after)
+    assert optimizer.step(0) == [None]
+    optimizer.param_groups[0]["lr"] = 0.1
+    optimizer.step(0)
+    assert optimizer.step(0) == [True]
 
 
 @pytest.mark.parametrize("settings", [{"overflow": True}, {"zenflow": True}])

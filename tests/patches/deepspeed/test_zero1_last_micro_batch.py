@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from rlhf_patches.patches.deepspeed._conditions import reduces_before_it_adds
 from rlhf_patches.patches.deepspeed.proofs import steps, zero1_last_micro_batch_ranks
@@ -19,6 +20,10 @@ RULE_COVERAGE = {
     "no new blocking": "because the same calls are made on every rank, the collectives among them in the same order",
     "the patch is applied, and changes nothing": "test_on_0_18_4_it_changes_nothing",
     "does not change an engine whose": "test_an_engine_that_reduces_by_a_function_of_its_own_is_left_as_released",
+    "another function that adds or reduces these gradients": (
+        "test_what_adds_the_last_micro_batch_elsewhere_is_left_as_released"
+    ),
+    "the released order is right, and stays": "test_one_rank_adds_after_it_reduces_as_released",
     "does not change when the epilogues": "test_other_optimizers_are_the_same_bit_for_bit",
 }
 CASES = zero1_last_micro_batch_ranks.CASES
@@ -109,16 +114,42 @@ def test_an_engine_that_reduces_by_a_function_of_its_own_is_left_as_released(cap
     class Other(released):
         pass
 
+    released.optimizer = SimpleNamespace(partition_count=[2])
     assert [comes_first(made()) for made in (released, Other, Own)] == [True, True, False]
     engine = released()
     engine.allreduce_gradients = lambda: None
     assert not comes_first(engine)
-    assert not comes_first(SimpleNamespace(allreduce_gradients=print))
+    assert not comes_first(SimpleNamespace(allreduce_gradients=print, optimizer=None))
     assert [line for line in caplog.messages if " Own.allreduce_gradients is not DeepSpeed's own: " in line]
     caplog.clear()
     assert not comes_first(Own())
-    assert not comes_first(SimpleNamespace(allreduce_gradients=print, global_rank=1))
+    assert not comes_first(SimpleNamespace(allreduce_gradients=print, optimizer=None, global_rank=1))
     assert caplog.messages == []
+
+
+NAMES = [
+    *(("engine", name) for name in ("buffered_allreduce_fallback", "_reduce_non_expert_gradients")),
+    *(("optimizer", name) for name in ("get_grads_for_reduction", "update_hp_grads", "clear_lp_grads")),
+]
+
+
+@pytest.mark.parametrize(("of", "name"), NAMES)
+def test_what_adds_the_last_micro_batch_elsewhere_is_left_as_released(of, name):
+    """By another function of the engine's or of the optimizer's, as a user has put it there."""
+    written = {"__name__": "deepspeed.runtime.engine", "torch": torch}
+    exec(f"class Released:\n    @torch.no_grad()\n    def {name}(self): ...", written)
+    owners = {"engine": written["Released"](), "optimizer": written["Released"]()}
+    engine, optimizer = owners.values()
+    engine.optimizer, optimizer.partition_count = optimizer, [2]
+    assert comes_first(engine)
+    setattr(owners[of], name, lambda: None)
+    assert not comes_first(engine)
+
+
+def test_one_rank_adds_after_it_reduces_as_released():
+    """There is nothing to reduce: the sum is exact in float32, and would be rounded to bfloat16."""
+    engine = SimpleNamespace(optimizer=SimpleNamespace(partition_count=[1, 1]))
+    assert not comes_first(engine)
 
 
 def test_what_is_told_of_an_engine(monkeypatch):
