@@ -57,8 +57,10 @@ The patch uses the whole list, as 0.19.4 does. An explicit `warmup_max_lr` works
 or as a list.
 
 The patch does not change a subclass of your own, or a scheduler whose `__init__`, `get_lr`, `step`, `_format_param` or
-`update_lr` was replaced: such code may give each group its learning rate already. It does not repair `WarmupCosineLR`
-of 0.18.9 and earlier, which sets the learning rate of the first group alone to 0 for the first step.""",
+`update_lr` was replaced before the scheduler was made: such code may give each group its learning rate already. The
+patch does not detect code that replaces them afterwards: remove it if it gives each group its rate. It does not repair
+`WarmupCosineLR` of 0.18.9 and earlier, which sets the learning rate of the first group alone to 0 for the first
+step.""",
     changes_numbers="""\
 DeepSpeed 0.17.2 to 0.19.3 trained all parameter groups at the first group's learning rate. With the patch, each group
 has its own learning rate, as set in the optimizer. If you tuned a run without the patch, check the learning rates of

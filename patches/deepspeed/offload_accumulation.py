@@ -59,7 +59,11 @@ step's gradients of a parameter that the first micro-batch does not use. With th
 definition (seen in 0.18.9).
 
 The patch does not repair one loss, as 0.19.8 does not: if the last micro-batch does not use a parameter, the
-parameter's accumulated gradient is lost.""",
+parameter's accumulated gradient is lost.
+
+A micro-batch that `zero_grad()` is meant to drop counts with the patch, as without offload: `zero_grad()` does not
+empty DeepSpeed's own sums. If you have replaced a function of the optimizer so that it adds the lost micro-batches,
+remove your code: the patch does not detect it, and they would count twice.""",
     changes_numbers="""\
 Since DeepSpeed 0.15.2, ZeRO-2 with an offloaded optimizer and accumulation over N micro-batches, N of 3 or more,
 trained on the first and the last of them, divided by N: the gradient had about 2/N of its size and was noisier. This

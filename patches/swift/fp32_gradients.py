@@ -25,8 +25,9 @@ parameters' dtype. Each addition of a small gradient to the accumulated sum lose
     repair="""\
 The patch sets `grad_reduce_in_fp32` to `accumulate_allreduce_grads_in_fp32`. In bfloat16, ms-swift sets this argument
 to True itself, unless `main_grads_dtype` is another dtype. In float16 it is False by default. Float32 training
-accumulates in float32 in any case. The buffers need 4 bytes instead of 2 per trainable parameter, and reductions send
-twice as much.""",
+accumulates in float32 in any case. If you have put a class of your own in place of `DistributedDataParallelConfig`, the
+argument takes precedence over the default of your class. The buffers need 4 bytes instead of 2 per trainable parameter,
+and reductions send twice as much.""",
     changes_numbers="""\
 ms-swift 4.0.0 to 4.3.1 accumulated Megatron's gradients in bfloat16: each has an error of about 1 % at 64
 micro-batches, random and biased towards smaller values. With the patch, sums are exact to float32. No learning rate
