@@ -8,6 +8,8 @@ from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
+from .. import _released
+
 
 def received(receive: Callable[..., Any], update: Callable[[list[Any]], Any], adapter: Any) -> None:
     """``receive(on_bucket_received=update)``; for an adapter, call ``update`` once with the tensors of all buckets.
@@ -17,12 +19,18 @@ def received(receive: Callable[..., Any], update: Callable[[list[Any]], Any], ad
         update: loads its argument into the engine.
         adapter: true if the tensors belong to an adapter.
     """
-    if not adapter:
+    if not adapter or _is_replaced(update):
         receive(on_bucket_received=update)
         return
     tensors: list[Any] = []
     # The tensors are views of a buffer, which the next bucket overwrites.
-    receive(on_bucket_received=lambda bucket: tensors.extend((name, tensor.clone()) for name, tensor in bucket))
+    receive(
+        on_bucket_received=lambda bucket: tensors.extend(
+            (name, tensor.clone()) for name, tensor in dict(bucket).items()
+        )
+    )
+    if not tensors:
+        return
     update(tensors)
     # The engine maps its KV cache next, and cannot use memory that torch caches. The receiver, which empties the
     # device's cache itself, has already done so.
@@ -30,6 +38,16 @@ def received(receive: Callable[..., Any], update: Callable[[list[Any]], Any], ad
     device = importlib.import_module("verl.utils.device").get_torch_device()
     if hasattr(device, "empty_cache"):  # torch.cpu has none
         device.empty_cache()
+
+
+def _is_replaced(update: Any) -> bool:
+    """Whether a user's function loads the tensors, which may add up the buckets itself."""
+    # known: the rewritten call passes a lambda of verl's, whose `self` is the worker's extension
+    own = dict(zip(update.__code__.co_freevars, update.__closure__ or (), strict=True)).get("self")
+    other = own and _released.others(own.cell_contents, "_update_weights", packages=("verl",))
+    if other:
+        _released.stays(PATCH.name, f"{other} is not verl's own", "the adapter")
+    return bool(other)
 
 
 _CALL = "lambda weights: self._update_weights(weights, peft_config=peft_config, base_sync_done=base_sync_done)"
@@ -52,8 +70,9 @@ The engine's worker calls `add_lora` with each bucket, under one id. vLLM does n
 that it already knows, so all buckets but the first are lost.""",
     repair="""\
 The patch copies the tensors of an adapter out of the buckets and calls `add_lora` once with all of them, as in 0.9.0.
-Until then all copies are in the worker's memory. Weights that do not belong to an adapter are loaded bucket by bucket,
-as before.""",
+Until then all copies are in the worker's memory. A worker whose `_update_weights` is not verl's own gets the buckets as
+released, because it may add them up itself; rank 0 logs one warning. Weights that do not belong to an adapter are
+loaded bucket by bucket, as before.""",
     changes_numbers="""\
 In verl 0.7.1 and 0.8.0, runs with an adapter larger than a bucket were trained on samples of another policy. With the
 patch they are on-policy. A resumed run continues with samples of its own policy.""",

@@ -18,6 +18,8 @@ RULE_COVERAGE = {
     "no side effects": "because it copies tensors out of a buffer; nothing of the engine's is read",
     "backward compatible": ("test_an_adapter_in_one_bucket_is_right", "test_the_base_model_is_loaded_bucket_by_bucket"),
     "no new blocking": "because it is called where buckets arrive, and asks for none; no lock, no collective",
+    "known": "test_a_worker_s_own_function_gets_each_bucket",
+    "gets the buckets as released": "test_a_worker_s_own_function_gets_each_bucket",
     "as before": "test_the_base_model_is_loaded_bucket_by_bucket",
 }
 WORKER = lora_buckets_ranks.__name__
@@ -72,3 +74,39 @@ def test_the_device_gets_the_copies_memory_back(monkeypatch):
     assert (len(given), alive) == (3, [0])
     lora_buckets.received(receive, update, False)
     assert alive == [0], "weights that are no adapter's are never copied"
+
+
+def loading(module):
+    """A worker's extension whose function is written in a module, what it has loaded, and the call of its function."""
+    written = {"__name__": module, "loaded": []}
+    exec("class Extension:\n    def _update_weights(self, weights): loaded.append(list(weights))", written)
+    self = written["Extension"]()
+    return lambda weights: self._update_weights(weights), written["loaded"]
+
+
+@pytest.mark.parametrize(("module", "calls"), [("verl.workers.rollout.vllm_rollout.utils", 1), ("of_a_user", 2)])
+def test_a_worker_s_own_function_gets_each_bucket(monkeypatch, module, calls):
+    """It may add them up itself."""
+    device = types.ModuleType("verl.utils.device")
+    device.get_torch_device = types.SimpleNamespace
+    monkeypatch.setitem(sys.modules, "verl.utils.device", device)
+    update, loaded = loading(module)
+
+    def receive(on_bucket_received):
+        on_bucket_received([("a", torch.ones(2))])
+        on_bucket_received([("b", torch.ones(2))])
+
+    lora_buckets.received(receive, update, True)
+    assert len(loaded) == calls
+    assert [name for bucket in loaded for name, _ in bucket] == ["a", "b"]
+
+
+def test_a_receiver_of_a_user_s_may_pass_dictionaries_or_nothing(monkeypatch):
+    device = types.ModuleType("verl.utils.device")
+    device.get_torch_device = types.SimpleNamespace
+    monkeypatch.setitem(sys.modules, "verl.utils.device", device)
+    update, loaded = loading("verl.workers.rollout.vllm_rollout.utils")
+    lora_buckets.received(lambda on_bucket_received: None, update, True)
+    assert loaded == []
+    lora_buckets.received(lambda on_bucket_received: on_bucket_received({"a": torch.ones(2)}), update, True)
+    assert [[name for name, _ in bucket] for bucket in loaded] == [["a"]]
