@@ -6,7 +6,7 @@ from typing import Any
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
-from .. import _released
+from .. import _hooks, _released
 from . import _load_balancing
 
 _NAME = "megatron-core-moe-auxiliary-global"
@@ -38,9 +38,10 @@ def is_megatrons(router: Any) -> bool:
 
 
 def replaced(router: Any) -> str:
-    """The first function of those that weigh, compute or attach the loss that is a user's; empty if none is."""
+    """The first function of those that weigh, compute or attach the loss, or hook, that is a user's; else empty."""
     # known: from attributes that no decorator copies
-    return _released.others(router, *_WEIGHING, packages=_MEGATRON) or _load_balancing.replaced(*_OF_MODULE)
+    other = _released.others(router, *_WEIGHING, packages=_MEGATRON) or _load_balancing.replaced(*_OF_MODULE)
+    return other or _hooks.others(router)
 
 
 _TARGET = "megatron.core.transformer.moe.router:TopKRouter._apply_global_aux_loss"
@@ -93,8 +94,9 @@ With one data-parallel rank, for the other balancing losses and for the z-loss, 
 released.
 
 The patch does not change a router if one of the functions that weigh, compute or attach this loss, including `routing`
-and `forward`, is your own, because it may have the repair. It logs one warning then. The patch does not recognise a
-repair in your own plugin of rlhf-patches: disable the patch if you use such a plugin.
+and `forward`, is your own, or if it has a hook of yours, because it may have the repair. Rank 0 logs one warning then,
+if it has such a router. The patch does not recognise a repair in your own plugin of rlhf-patches: disable the patch if
+you use such a plugin.
 
 The patch does not repair that each expert's share of tokens covers the micro-batches so far in a step, or that ranks
 count as having equal numbers of tokens without a mask.""",

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
-from .. import _released
+from .. import _hooks, _released
 from . import _load_balancing
 
 _ATTACH = "megatron.core.transformer.moe.router:TopKRouter.attach_and_log_load_balancing_loss"
@@ -70,9 +70,9 @@ def ranks_of(router: Any, scaler: Any, tokens: Any, group: Any) -> int:
 
 
 def replaced(router: Any, scaler: Any = None, *more: str) -> str:
-    """The first function of those that scale a router's losses that is a user's; empty if none is."""
+    """The first function of those that scale a router's losses, or hook, that is a user's; empty if none is."""
     other = _released.others(router, *_SCALING, packages=_MEGATRON)
-    return other or _load_balancing.replaced(*_SCORING, *more, scaler=scaler)
+    return other or _load_balancing.replaced(*_SCORING, *more, scaler=scaler) or _hooks.others(router)
 
 
 def _marked(tokens: Any) -> bool:
@@ -116,8 +116,9 @@ right with a mask, is not affected.
 
 The patch does not change a router if its functions for these losses, including `routing` and `forward`, or
 `MoEAuxLossAutoScaler`, `compute_routing_scores_for_aux_loss` or `switch_load_balancing_loss_func`, are not Megatron's
-own, because they may divide the loss. It logs one warning then. It does not repair the `global_aux_loss` coefficient,
-which is 1 / DP of the configured one without a mask: `megatron-core-moe-auxiliary-global` repairs that.""",
+own, or if it has a hook of yours, because they may divide the loss. Rank 0 logs one warning then, if it has such a
+router. It does not repair the `global_aux_loss` coefficient, which is 1 / DP of the configured one without a mask:
+`megatron-core-moe-auxiliary-global` repairs that.""",
     references=("https://github.com/NVIDIA/Megatron-LM/issues/7452",),
     variants=(
         # main had version 0.20.0 on 2026-08-22, and had the defect.

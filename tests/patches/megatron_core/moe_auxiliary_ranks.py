@@ -223,6 +223,19 @@ def by_the_coefficient(function: Any, group: str, divide: bool) -> Any:
     return own
 
 
+def with_hooks(group: str, divide: bool) -> Any:
+    """Another one, by the coefficient, in hooks on the router."""
+
+    def own(self: Any, *args: Any, **kwargs: Any) -> None:
+        making(self, *args, **kwargs)
+        coefficient, ranks = self.config.moe_aux_loss_coeff, getattr(self, group).size()
+        times = coefficient / ranks if divide else coefficient * ranks
+        self.register_forward_pre_hook(lambda *_: setattr(self.config, "moe_aux_loss_coeff", times))
+        self.register_forward_hook(lambda *_: setattr(self.config, "moe_aux_loss_coeff", coefficient))
+
+    return own
+
+
 def without_a_group(self: Any, *args: Any, **kwargs: Any) -> None:
     """A router as of a caller whose groups are not all there."""
     making(self, *args, **kwargs)
@@ -251,6 +264,8 @@ USERS: dict[str, tuple[str, Any]] = {
     ),
     "scale up": ("MoEAuxLossAutoScaler.set_loss_scale", staticmethod(scaled_up)),
     "scaler up": ("MoEAuxLossAutoScaler", ScalerUp),
+    "hooks": ("TopKRouter.__init__", with_hooks("tp_cp_group", divide=True)),
+    "hooks up": ("TopKRouter.__init__", with_hooks("tp_dp_cp_group", divide=False)),
     "alone": ("TopKRouter.__init__", without_a_group),
     "own": ("get_tokens_per_expert_and_token_count", counted_by_a_user),
     "place": ("get_tokens_per_expert_and_token_count", divided_in_place),

@@ -164,7 +164,7 @@ def test_the_repaired_release_is_right_by_itself(run, reference):
 # ------------------------------------------------------------------------------------- a padding mask, from 0.19 on
 
 
-HOW = ("place", "attach", "scaler", "loss", "scores", "scale", "routing", "forward")
+HOW = ("place", "attach", "scaler", "loss", "scores", "scale", "routing", "forward", "hooks")
 
 
 def test_padding(run, reference):
@@ -222,7 +222,9 @@ def test_padding_on_one_rank(run, reference):
 # ------------------------------------------------------------------------------------- a loss over all ranks
 
 
-TIMES_REPLICAS = (*("weight", "replicas", "whole", "forward up", "scores up", "counts up", "scale up", "scaler up"),)
+TIMES_REPLICAS = (
+    *("weight", "replicas", "whole", "forward up", "scores up", "counts up", "scale up", "scaler up", "hooks up"),
+)
 
 
 @pytest.mark.parametrize(
