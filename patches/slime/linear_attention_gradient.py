@@ -136,8 +136,9 @@ context parallelism, results are bitwise identical.
 
 The patch does not change a layer with a user's own `hf_forward`, which may divide the heads, so that the sum over ranks
 was right, or may sum the gradient itself. For the same reason, it does not change a layer with your own `forward`,
-modules or hooks, or with your own functions that gather or scatter between its ranks. It logs one warning then. It does
-not see a hook on a tensor: remove a hook of yours that divides the gradient of the layer's input.
+modules or hooks, or with your own functions that gather or scatter between its ranks. Rank 0 logs one warning then, if
+it has such a layer. The patch does not see a hook on a tensor: remove a hook of yours that divides the gradient of the
+layer's input.
 
 The patch does not repair `--allgather-cp`, whose ranks have other pieces of a sequence than this layer puts together
 ([slime's issue](https://github.com/THUDM/slime/issues/1871)).""",

@@ -24,7 +24,7 @@ RULE_COVERAGE = {
     "bitwise identical": ("test_what_goes_back", "test_the_layers_own_weights"),
     "with TP of 1, nothing changes": "test_without_sequence_parallelism_nothing_changes",
     "known": ("test_the_layers_own_weights", "test_a_scatter_of_ones_own"),
-    "does not change these, and logs one warning": "test_the_layers_own_weights",  # the marked ones
+    "does not change these, and rank 0 logs": "test_the_layers_own_weights",  # the marked ones
 }
 exhaustive = pytest.mark.exhaustive
 
