@@ -48,7 +48,8 @@ the whole part.""",
 The length that `forward_step` slices by is divided by the tensor-parallel size if `args.sequence_parallel` is set, as
 in 3.12.3. The patch does not change the loss, which slices the last stage's output (whole sequences), or a trainer with
 its own `_get_kto_length` or `_get_input_tensor`, which may have the repair. 3.9.0 to 3.11.3 have the bug of 3.12.0 in
-another form. The patch does not repair that 3.9.0 to 3.10.0 also ignore context parallelism in this line.""",
+another form. The patch does not see your own `get_input_tensor` or `set_input_tensor` of the model: if they hand out
+whole parts, disable it. It does not repair that 3.9.0 to 3.10.0 also ignore context parallelism in this line.""",
     signatures=(Signature("RuntimeError", "cannot reshape tensor of 0 elements", specific=False),),
     references=("https://github.com/modelscope/ms-swift/pull/7882",),
     variants=(
