@@ -6,12 +6,14 @@ from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
+from .. import _released
+
 
 def of_all_ranks(dispatcher: Any, batches: Any, num_batches: int) -> int:
     """The number of the sampler's batches in ``num_batches`` steps, each of which takes one batch per rank.
 
-    With ``split_batches``, and under tensor parallelism, a step takes one. If no batch would be left the number is as
-    released: accelerate cannot dispatch nothing.
+    With ``split_batches``, and under tensor parallelism, a step takes one. If no batch would be left, or if that is
+    unknown, the number is as released: accelerate cannot dispatch nothing.
 
     Args:
         dispatcher: a ``DataLoaderDispatcher``.
@@ -26,8 +28,11 @@ def of_all_ranks(dispatcher: Any, batches: Any, num_batches: int) -> int:
     needed = ranks if getattr(dispatcher, "_drop_last", False) else 1
     try:
         return taken if taken + needed <= len(batches) else num_batches
-    except Exception:  # a sampler without a length
-        return taken
+    except Exception:
+        _released.stays(
+            "accelerate-resume-dispatched", "the batch sampler has no length", "the number of skipped batches"
+        )
+        return num_batches
 
 
 PATCH = Patch(
@@ -46,7 +51,9 @@ data set the bug does not occur.""",
     repair="""\
 The patch skips K batches per rank if the loader dispatches whole batches. With `split_batches`, under tensor
 parallelism, where all ranks get the same batch, for iterable data sets and for every other loader nothing changes.
-Nothing changes either if all batches of an epoch are skipped, since a dispatcher without a batch raises.
+Nothing changes either if all batches of an epoch are skipped, since a dispatcher without a batch raises. A batch
+sampler without a length is skipped as released, because nothing says where its epoch ends; rank 0 logs one warning. If
+your batch sampler's length is only an upper bound of its batches, a resume at the end of an epoch can raise.
 
 If your code already passes the number of batches of all ranks to `skip_first_batches`, pass the number of steps with
 the patch.""",

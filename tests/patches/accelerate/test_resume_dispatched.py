@@ -19,6 +19,8 @@ RULE_COVERAGE = {
     "backward compatible": ("test_what_was_right_is_the_same", "test_how_many_batches_a_step_takes"),
     "no new blocking": "because it is a product of two numbers that every rank has; no lock, no collective",
     "a dispatcher without a batch raises": "test_where_nothing_would_be_left_it_is_as_released",
+    "a resume at the end of an epoch can raise": "test_where_nothing_would_be_left_it_is_as_released",
+    "is skipped as released": "test_where_nothing_would_be_left_it_is_as_released",
     "nothing changes": ("test_what_was_right_is_the_same", "test_how_many_batches_a_step_takes"),
 }
 WORKER = "rlhf_patches.patches.accelerate.proofs.resume_order_ranks"
@@ -89,7 +91,8 @@ def test_where_nothing_would_be_left_it_is_as_released():
     """An epoch that was whole: accelerate raises where it has nothing to dispatch."""
     loader = SimpleNamespace(split_batches=False, state=SimpleNamespace(num_processes=2))
     assert [of_all_ranks(loader, range(5), steps) for steps in (0, 1, 2, 3)] == [0, 2, 4, 3]
-    assert of_all_ranks(loader, iter(range(5)), 3) == 6, "without a length"
+    assert of_all_ranks(loader, iter(range(5)), 1) == 1, "without a length"
+    assert of_all_ranks(loader, range(12), 4) == 8, "a length that is only an upper bound is not seen through"
     loader._drop_last = True
     assert [of_all_ranks(loader, range(5), steps) for steps in (0, 1, 2)] == [0, 2, 2], "a remainder is not dispatched"
     assert [of_all_ranks(loader, range(6), steps) for steps in (1, 2, 3)] == [2, 4, 3]
