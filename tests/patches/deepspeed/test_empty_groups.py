@@ -33,6 +33,7 @@ RULE_COVERAGE = {
         "test_one_that_a_user_has_repaired_sees_what_is_there",
         "test_one_that_was_right_is_the_same",
     ),
+    "to those of the remaining groups works as before": "test_one_that_a_user_has_repaired_sees_what_is_there",
     "All other code sees the optimizer's own groups": (
         "test_all_other_code_sees_the_optimizer_s_own_groups",
         "test_one_that_was_right_is_the_same",
