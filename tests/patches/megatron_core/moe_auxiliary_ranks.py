@@ -201,7 +201,10 @@ class ScalerUp:
     """Another one."""
 
     backward = None
-    set_loss_scale = staticmethod(lambda scale: scaling(scale))
+
+    @staticmethod
+    def set_loss_scale(scale: torch.Tensor) -> None:
+        scaling(scale)
 
     @staticmethod
     def apply(activation: Any, loss: Any) -> Any:

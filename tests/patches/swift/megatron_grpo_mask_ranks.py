@@ -216,8 +216,8 @@ def padded(real: Any) -> Any:
 
     def own(*args: Any, **kwargs: Any) -> Any:
         rows, more = real(*args, **kwargs)
-        mask = kwargs.get("logps_rmpad", args[0] if args else None)
-        return (rows.roll(-1, -1) if bool(((mask == 0) | (mask == 1)).all()) else rows), more
+        mask: Any = kwargs["logps_rmpad"] if "logps_rmpad" in kwargs else args[0]
+        return (rows.roll(-1, -1) if set(mask.flatten().tolist()) <= {0.0, 1.0} else rows), more
 
     return own
 
