@@ -102,7 +102,8 @@ def _entry(path: str) -> str:
 
 def _literal(variant: ListedVariant) -> str:
     """What makes it, without what is as by default."""
-    fields = {name: value for name, value in variant._asdict().items() if value != variant._field_defaults.get(name, ...)}
+    values, defaults = variant._asdict(), variant._field_defaults
+    fields = {name: value for name, value in values.items() if value != defaults.get(name, ...)}
     return f"ListedVariant({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
 

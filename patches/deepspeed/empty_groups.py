@@ -28,21 +28,21 @@ class AllGroups:
     that makes a scheduler from another one checks both.
     """
 
-    __slots__ = ("__weakref__", "_all_groups_of", "_all_groups_removed", "_all_groups_told")
+    __slots__ = ("__weakref__", "_all_groups_of", "_all_groups_removed", "_all_groups_reported")
 
     def __init__(
-        self, optimizer: Any, removed: list[tuple[int, dict[str, Any]]], told: list[str] | None = None
+        self, optimizer: Any, removed: list[tuple[int, dict[str, Any]]], reported: list[str] | None = None
     ) -> None:
         """Stand in for an optimizer.
 
         Args:
             optimizer: a ``torch.optim.Optimizer``.
             removed: for each removed group its index among all groups, ascending, and the group.
-            told: empty until this optimizer's run has been reported; None for a copy, which reports nothing.
+            reported: empty until this optimizer's run has been reported; None for a copy, which reports nothing.
         """
         object.__setattr__(self, "_all_groups_of", optimizer)
         object.__setattr__(self, "_all_groups_removed", removed)
-        object.__setattr__(self, "_all_groups_told", [_NAME] if told is None else told)
+        object.__setattr__(self, "_all_groups_reported", [_NAME] if reported is None else reported)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -54,8 +54,8 @@ class AllGroups:
         removed = self._all_groups_removed
         if not _pairs_all(sys._getframe(1), [index for index, _ in removed], len(groups) + len(removed)):
             return groups
-        if not self._all_groups_told:
-            self._all_groups_told.append(_NAME)
+        if not self._all_groups_reported:
+            self._all_groups_reported.append(_NAME)
             rlhf_patches.decided(_NAME, True)
         groups = list(groups)
         for index, group in removed:
@@ -159,14 +159,14 @@ def keep_for_schedulers(optimizer: Any, client: Any) -> None:
     from torch.optim import lr_scheduler
 
     base = getattr(lr_scheduler, "LRScheduler", None) or lr_scheduler._LRScheduler
-    told: list[str] = []
+    reported: list[str] = []
     # By type(): isinstance() would read __class__, and lazy objects import a module for that.
     for one in [client, *(item for item in gc.get_objects() if issubclass(type(item), base))]:
         # The class may be anybody's: an `optimizer` that cannot be read or assigned is not changed.
         with contextlib.suppress(Exception):
             # A scheduler made before an empty group was added fits the remaining groups.
             if one.optimizer is optimizer and len(getattr(one, "base_lrs", groups)) == len(groups):
-                one.optimizer = AllGroups(optimizer, removed, told)  # writes: this is the repair
+                one.optimizer = AllGroups(optimizer, removed, reported)  # writes: this is the repair
 
 
 _REMOVAL = '$OPTIMIZER.param_groups[:] = [pg for pg in $OPTIMIZER.param_groups if len(pg["params"]) != 0]'

@@ -23,7 +23,7 @@ from rlhf_patches.proving import states
 
 NAME = "swift-rollout-worker-seed"
 VOCABULARY, TOKENS, SAMPLES = 32, 8, 8
-PATIENCE = 30  # seconds; a worker that has not answered by then hangs
+TIMEOUT = 30  # seconds; a worker that has not answered by then hangs
 
 
 def server() -> Any:
@@ -91,7 +91,7 @@ def serving(workers: int, given: dict[str, Any] | None = None) -> Iterator[Any]:
         ours, theirs = Pipe()
         threads.append(threading.Thread(target=server().llm_worker, args=(args, number, 0, theirs), daemon=True))
         threads[-1].start()
-        assert ours.poll(PATIENCE)
+        assert ours.poll(TIMEOUT)
         assert ours.recv() == {"status": "ready"}
         real.connections.append(ours)
     try:
@@ -99,7 +99,7 @@ def serving(workers: int, given: dict[str, Any] | None = None) -> Iterator[Any]:
     finally:
         for connection, thread in zip(real.connections, threads, strict=True):
             connection.send({"type": "shutdown"})
-            thread.join(PATIENCE)
+            thread.join(TIMEOUT)
             assert not thread.is_alive()
 
 
@@ -109,7 +109,7 @@ def rollouts(workers: int, given: dict[str, Any] | None = None, seed: int | None
     with serving(workers, given) as real:
         for connection in real.connections:
             connection.send({"type": "call", "method": "seeded"})
-            assert connection.poll(PATIENCE)
+            assert connection.poll(TIMEOUT)
             found["seeds"].append(connection.recv())
         requests = [{"messages": [{"role": "user", "content": "a prompt"}]}] * SAMPLES
         found["samples"] = [asyncio.run(real.infer(requests, SimpleNamespace(seed=seed))) for _ in range(2)]

@@ -28,7 +28,7 @@ RULE_COVERAGE = {
     "no new blocking": "because it reads and writes requires_grad of this process's parameters; no lock, no collective",
     "as trainable as they were": "test_with_it_the_policy_has_the_gradients_that_it_has_alone",
     "is left as the release has it": "test_what_a_tuner_made_for_the_new_one_beforehand_is_left_as_released",
-    "The patch does not change the first adapter": "test_where_the_new_one_becomes_active_it_is_the_one_that_is_trained",
+    "does not change the first adapter": "test_where_the_new_one_becomes_active_it_is_the_one_that_is_trained",
     "called `set_adapter` or": "test_where_the_new_one_becomes_active_it_is_the_one_that_is_trained",
 }
 WORKER = "tests.patches.peft.adapter_freeze_ranks"

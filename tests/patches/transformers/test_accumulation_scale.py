@@ -37,7 +37,7 @@ RULE_COVERAGE = {
         "test_accumulation_scale_trainers.py::test_what_hands_on_is_divided",
         "test_accumulation_scale_trainers.py::test_what_is_not_known_is_left_and_said",
     ),
-    "The patch does not change any other loss": "test_accumulation_scale_trainers.py::test_what_is_not_known_is_left_and_said",
+    "does not change any other loss": "test_accumulation_scale_trainers.py::test_what_is_not_known_is_left_and_said",
     "that a small configuration builds was trained": "because benchmarks/transformers_accumulation.py writes that page",
 }
 #: float32 against float64.
