@@ -30,9 +30,9 @@ def compose(text: str, place: str) -> yaml.Node | None:
 
 
 def not_yaml(error: yaml.YAMLError, place: str) -> NotYaml:
-    """The error with the place and the line, as one line."""
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    return NotYaml(f"{place}:{mark.line + 1 if mark else 1}: invalid YAML: {problem or error!s:.200}")
+    """The same error in one line, with the place and the line."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
+    return NotYaml(f"{place}:{mark.line + 1 if mark else 1}: invalid YAML: {' '.join(problem.split()):.200}")
 
 
 def line_of(node: yaml.Node) -> int:

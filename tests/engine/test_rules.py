@@ -84,7 +84,7 @@ def test_a_sentence_that_says_what_stays_needs_a_test(sentence, field):
     claiming = patch(**{field: sentence if field == "summary" else f"It is repaired. {sentence} And so on."})
     assert list(rules.claims(claiming)) == [sentence]
     (said,) = rules.wrong_with(NAMED, [claiming], TESTS)
-    assert said == f"toy-bug says: {sentence} (expected a key of words in it, and the test that holds it)"
+    assert said == f"toy-bug states: {sentence} (expected a key of words in it, and the test that holds it)"
     assert rules.wrong_with({**NAMED, sentence[-15:]: "test_b"}, [claiming], TESTS) == []
 
 
@@ -115,7 +115,7 @@ as before:
     ]
     held = {**NAMED, "nothing changes": "test_b", "one rank | unchanged": "test_a", "left alone": "test_a"}
     assert [said.partition(" (")[0] for said in rules.wrong_with(held, [claiming], TESTS)] == [
-        "toy-bug says: The loss is as before:"
+        "toy-bug states: The loss is as before:"
     ]
 
 
@@ -129,7 +129,7 @@ def test_tests_that_are_there_and_reasons_are_right(value):
 WRONG = {
     "no test of that name": ("test_c", '"no side effects": there is no test test_c in this module'),
     "another file has none": ("test_other.py::test_a", '"no side effects": there is no test test_a in test_other.py'),
-    "no such file": ("test_nothing.py::test_a", '"no side effects": there is no test_nothing.py beside it'),
+    "no such file": ("test_nothing.py::test_a", '"no side effects": there is no test_nothing.py in its folder'),
     "none": ((), '"no side effects" names no test, and no reason'),
     "nothing": ("", "\"no side effects\": '' is neither the name of a test nor a reason"),
     "a mark": ("TODO: a test", '"no side effects": not written yet: TODO: a test'),
@@ -157,7 +157,7 @@ def test_one_module_may_say_it_for_several_patches():
     one, other = patch(repair="It is as before."), patch(name="toy-other", repair="It is unchanged.")
     assert rules.wrong_with({**NAMED, "as before": "test_a", "unchanged": "test_b"}, [one, other], TESTS) == []
     (said,) = rules.wrong_with({**NAMED, "as before": "test_a"}, [one, other], TESTS)
-    assert said.startswith("toy-other says: It is unchanged.")
+    assert said.startswith("toy-other states: It is unchanged.")
 
 
 def test_tests_are_read_from_files_and_nothing_is_imported(tmp_path):

@@ -94,7 +94,7 @@ def test_a_plugin_that_is_asked_for_and_not_installed(installed, plugin):
         file.unlink()
     done = look(installed, plugin, {**ON, "RLHF_PATCHES_PLUGINS": "plug"})
     assert (done.returncode, done.stdout) == (1, "")
-    assert "RLHF_PATCHES_PLUGINS names 'plug', which brings no patches here" in done.stderr
+    assert "RLHF_PATCHES_PLUGINS names 'plug', which provides no patches here" in done.stderr
 
 
 def as_archive(plugin: Path, name: str) -> Path:

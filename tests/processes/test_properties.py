@@ -221,7 +221,7 @@ def behaviour(train, base):
     """What ``train`` does in every situation that the patch is about."""
 
     class Chunk(base):
-        def _no_sync(self):
+        def no_sync(self):
             return None
 
     chunks = [Chunk(), Chunk()]

@@ -234,7 +234,7 @@ def test_a_name_that_cannot_be_tried(prove, name, reason):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("toy-sun",), "'toy-sun' is no patch; did you mean 'toy-sum'?"),
+        (("toy-sun",), "there is no patch 'toy-sun'; did you mean 'toy-sum'?"),
         (("--seconds", "0"), "--seconds and --memory are limits: expected numbers above 0"),
         (("--memory", "-1", NAME), "--seconds and --memory are limits: expected numbers above 0"),
         (("--seconds", "soon"), "invalid float value: 'soon'"),

@@ -103,7 +103,7 @@ def test_a_limit_by_the_clock(slime_wheel, monkeypatch):
     """A network file system that does not answer takes no processor time."""
     monkeypatch.setattr(confined, "SECONDS", 1)
     monkeypatch.setattr(evaluate, "_judge", wait)
-    with pytest.raises(ReleaseError, match=r"reading it took more than 1 seconds,"):
+    with pytest.raises(ReleaseError, match=r"reading it took more than 1 seconds;"):
         confined.check(slime_wheel(), registry.load()[0])
 
 

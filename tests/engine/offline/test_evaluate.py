@@ -160,7 +160,7 @@ def test_an_index_that_cannot_be_reached_is_not_one_without_the_release(tmp_path
         "PIP_RETRIES": "1",  # of which the first comes at once
     }.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(DownloadError, match=r"^pip could not reach an index for slime==0\.1\.0\. pip said: connection"):
+    with pytest.raises(DownloadError, match=r"^pip could not reach an index for slime==0\.1\.0: connection"):
         fetch("slime==0.1.0", tmp_path / "cache")
 
 
@@ -228,7 +228,7 @@ def test_a_python_without_pip(tmp_path, monkeypatch):
     monkeypatch.setattr(download.sys, "executable", bare)
     monkeypatch.setattr(download.sys, "_base_executable", bare)
     monkeypatch.setenv("PATH", str(tmp_path))  # nor uv
-    with pytest.raises(DownloadError, match=r"bare/bin/python has no pip to fetch slime==0.1.0 with"):
+    with pytest.raises(DownloadError, match=r"bare/bin/python has no pip to fetch slime==0.1.0, and uv is not"):
         fetch("slime==0.1.0", tmp_path / "cache")
     assert sys.executable.endswith("bare/bin/python")
     assert cached(tmp_path) == []
