@@ -39,7 +39,7 @@ def test_it_says_once_what_is_wrong(report):
     first, second, third = report[WRONG]["differences"]
     assert first < 0.03
     assert line.startswith(f"openrlhf-watch-rollouts: trainer and engine differ by {second:.3g} nats per sampled token")
-    assert "nothing repairs here: openrlhf-own-sampling; " in line
+    assert "Unrepaired known bugs with this sign: openrlhf-own-sampling; " in line
     found = report[WRONG]["observed"]["log-probabilities"]
     assert (found["worst"], found["values"]) == (pytest.approx(max(second, third)), 3)
     assert found["warning"].startswith("trainer and engine differ by")

@@ -156,7 +156,7 @@ FRAMEWORKS = {
 def watched_of(caplog):
     """A framework's watch, which has seen nothing yet, and the lines that are said."""
 
-    def started(framework, module="watched_rollouts"):
+    def started(framework, module="_watched_rollouts"):
         watched = importlib.import_module(f"rlhf_patches.patches.{framework}.{module}")
         for figure in watched.FIGURES:
             figure.start_anew()
@@ -317,7 +317,7 @@ def test_online_dpo_with_completions_of_one_token(watched_of, case):
     """Whose prompts may be padded on the left."""
     changed, prompts, lines = ONLINE_DPO[case]
     changed = dict(changed)
-    watched, said = watched_of("trl", "watched_online_dpo")
+    watched, said = watched_of("trl", "_watched_online_dpo")
     trainer = Object(
         model=SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=changed.pop("ends", 1))),
         generation_config=SimpleNamespace(**{"max_tokens": 8, **changed}),
@@ -333,7 +333,7 @@ def test_online_dpo_with_completions_of_one_token(watched_of, case):
 @pytest.mark.parametrize("asked", [True, False])
 def test_each_engine_of_a_process_is_one_run(watched_of, asked):
     """vLLM's, of which each has lost its adapter, or neither."""
-    watched, said = watched_of("vllm", "watched_requests")
+    watched, said = watched_of("vllm", "_watched_requests")
     for worker in (Object(), Object()):
         for _ in range(4):
             watched.around_add_lora(lambda *_: True, worker, (SimpleNamespace(lora_tensors={}),), {})

@@ -44,7 +44,7 @@ def test_it_says_once_what_is_wrong(report, case):
     step, differences = WRONG[case], report[case]["differences"]
     value = f"{differences[step - 1]:.3g} nats per sampled token at step {step} (limit 0.1)"
     assert line.startswith(f"skyrl-watch-rollouts: trainer and engine differ by {value}")
-    assert "nothing repairs here: skyrl-rollout-temperature; " in line
+    assert "Unrepaired known bugs with this sign: skyrl-rollout-temperature; " in line
     assert report[case]["observed"]["log-probabilities"]["worst"] == pytest.approx(max(differences))
 
 

@@ -121,7 +121,7 @@ def test_what_is_put_in(kind, dtype):
     """Against float64, in one process."""
     torch = pytest.importorskip("torch")
 
-    from rlhf_patches.patches.slime import logits as ours
+    from rlhf_patches.patches.slime import _logits as ours
     from tests.harness.token_reference import made, reference
 
     def function(values, tokens):
@@ -152,7 +152,7 @@ def test_what_is_put_in(kind, dtype):
 def test_a_metric_gets_no_gradient_and_what_top_p_leaves_over_is_slimes():
     torch = pytest.importorskip("torch")
 
-    from rlhf_patches.patches.slime import logits as ours
+    from rlhf_patches.patches.slime import _logits as ours
 
     values, tokens = torch.randn(5, 7, requires_grad=True) * 1, torch.arange(5)
     log_probs, entropy = ours.around_masked(None, None, (values, tokens, None, True, -1, None, False), {})

@@ -35,7 +35,7 @@ def test_it_says_once_what_is_too_long(report):
     """With `--partial-rollout` as released, and of whom it is known."""
     (line,) = report["too long"]["said"]
     assert line.startswith("slime-watch-rollouts: a completion is 6 tokens beyond the limit at rollout 2 (limit 0). ")
-    assert "nothing repairs here: slime-partial-rollout-budget; " in line
+    assert "Unrepaired known bugs with this sign: slime-partial-rollout-budget; " in line
     assert report["too long"]["value"] == LIMIT + 6
 
 

@@ -83,7 +83,7 @@ def test_it_says_once_what_is_wrong(older, case):
 def test_the_servers_workers_share_a_seed(older):
     """As released, with as many workers as samples."""
     line = check_told(older["one seed"], "all completions of a group are equal; the chance of this is e^-{}")
-    assert "nothing repairs here: swift-rollout-worker-seed; " in line
+    assert "Unrepaired known bugs with this sign: swift-rollout-worker-seed; " in line
 
 
 def test_in_the_newest_release(newest):
