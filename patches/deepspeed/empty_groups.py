@@ -52,7 +52,8 @@ class AllGroups:
         """
         groups: list[dict[str, Any]] = self._all_groups_of.param_groups
         removed = self._all_groups_removed
-        if not _pairs_all(sys._getframe(1), [index for index, _ in removed], len(groups) + len(removed)):
+        caller = sys._getframe(1)  # known: `_pairs_all` asks for a scheduler's own code and its full list
+        if not _pairs_all(caller, [index for index, _ in removed], len(groups) + len(removed)):
             return groups
         if not self._all_groups_reported:
             self._all_groups_reported.append(_NAME)

@@ -20,7 +20,7 @@ One line for each engine, or each of its pipeline stages, at level warning:
     at request 1025 (limit {LIMIT}). ...""",
     cause="""\
 Rollouts come from the base model: requests to the engine do not name the adapter, so the engine never samples from what
-the trainer has learned. Rewards do not change, and the engine's log-probabilities diverge from the trainer's with each
+the trainer has learned. Rewards do not improve, and the engine's log-probabilities diverge from the trainer's with each
 step.""",
     looks_at="""\
 In the worker: for each loaded adapter, whether it was sent as tensors (`lora_tensors` of a `LoRARequest`, with which
