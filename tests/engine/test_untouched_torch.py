@@ -119,12 +119,18 @@ def test_a_training_step_changes_values_and_the_optimizers_state_only():
 
 
 VALUES = {
-    "a parameter": (lambda t: t.model._orig_mod[0].weight.detach().add_(1), "trainer.model._orig_mod.0.weight has oth"),
+    "a parameter": (
+        lambda t: t.model._orig_mod[0].weight.detach().add_(1),
+        "trainer.model._orig_mod.0.weight has different",
+    ),
     "a gradient": (
         lambda t: t.model._orig_mod[0](torch.ones(4, 2)).sum().backward(),
         "trainer.model._orig_mod.0.weight has different contents",
     ),
-    "a buffer": (lambda t: t.model._orig_mod[1](torch.ones(4, 3)), "trainer.model._orig_mod.1.running_mean has other"),
+    "a buffer": (
+        lambda t: t.model._orig_mod[1](torch.ones(4, 3)),
+        "trainer.model._orig_mod.1.running_mean has different",
+    ),
     "a tensor": (lambda t: t.mask.mul_(2), "trainer.mask has different contents"),
     "an array": (lambda t: numpy.multiply(t.array, 2, out=t.array), "trainer.array has different contents"),
 }

@@ -222,7 +222,9 @@ def test_children_that_cannot_be_reached_are_an_error(make_installed, slime):
     for argument in ("only='slime-*'", "disable=[]", "strict=False"):
         assert said(f"children=True, {argument}").startswith("apply(children=True) with only, disable or strict")
     (changed.site / "rlhf_patches.pth").unlink()  # as an editable install leaves it
-    assert said("children=True").startswith("this environment has no site hook, so apply(children=True) would patch no child")
+    assert said("children=True").startswith(
+        "this environment has no site hook, so apply(children=True) would patch no child"
+    )
     printed = f"import rlhf_patches; print(rlhf_patches.apply().notes == ({NOTE!r},))"
     assert changed.code("import os; os.environ['RLHF_PATCHES_AUTOLOAD'] = '1'; " + printed, cwd=slime) == "True"
 

@@ -103,7 +103,7 @@ def through_accelerate(case: dict[str, Any], accelerator: Accelerator) -> dict[s
         "frozen": sorted({str(one.dtype) for one in model.parameters() if not one.requires_grad}),
         "optimizer has them": {id(p) for group in optimizer.param_groups for p in group["params"]}
         >= {id(one) for one in trained(model)},
-        "warned": sum("low precision" in str(one.message) for one in said),
+        "warned": sum("low precision" in str(one.message).replace("-", " ") for one in said),
         "error": float((flat(model) - right).norm() / (right - start).norm()),
         "bits": float(flat(model).norm()).hex(),
     }

@@ -224,4 +224,4 @@ def test_other_sampling_and_other_ranks(changed, monkeypatch):
 
 def test_a_figure_that_is_no_number_is_told():
     found = logged(trainer_of(), {KL: float("nan"), "rollout_correction/log_ppl_abs_diff": 0.01})
-    assert found[LOG_PROBABILITIES]["told"]
+    assert found[LOG_PROBABILITIES]["warning"]

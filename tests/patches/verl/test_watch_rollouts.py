@@ -58,7 +58,7 @@ def test_it_says_once_what_is_wrong(older, case):
         line,
     ), line
     assert "Unrepaired known bugs with this sign: verl-merged-lora, verl-lora-buckets; " in line
-    assert older[case]["observed"][LOG_PROBABILITIES]["told"].endswith("(limit 0.1)")
+    assert older[case]["observed"][LOG_PROBABILITIES]["warning"].endswith("(limit 0.1)")
 
 
 def test_it_says_no_more_than_there_is(older):
