@@ -7,7 +7,6 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Iterator
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -35,28 +34,37 @@ def is_released(function: Any, packages: tuple[str, ...] = _RELEASED) -> bool:
 
     A decorator of theirs does not make the function within it theirs, so that has to belong to them as well.
     """
-    seen, left = list[Any](), [function]
-    while left:
-        function = left.pop()
-        module = written_in(function)
-        if module != _REHEARSAL and module.partition(".")[0] not in (*packages, *(_DECORATORS if seen else ())):
+    if not _belongs(function, packages):
+        return False
+    known, left = [function], _within(function)
+    while left:  # rarely: most functions are not decorated
+        inner = left.pop()
+        if any(inner is each for each in known):
+            continue
+        if not _belongs(inner, (*packages, *_DECORATORS)):
             return False
-        seen.append(function)
-        left += [each for each in _within(function) if not any(each is other for other in seen)]
+        known.append(inner)
+        left += _within(inner)
     return True
 
 
-def _within(function: Any) -> Iterator[Any]:
+def _belongs(function: Any, packages: tuple[str, ...]) -> bool:
+    module = written_in(function)
+    return module.partition(".")[0] in packages or module == _REHEARSAL
+
+
+def _within(function: Any) -> list[Any]:
     """The functions that a wrapper wraps, and those that its closure holds."""
-    function = function.__func__ if isinstance(function, MethodType) else function
+    if isinstance(function, MethodType):
+        function = function.__func__
     if not isinstance(function, FunctionType):
-        return
-    if "__wrapped__" in vars(function):
-        yield vars(function)["__wrapped__"]
+        return []
+    wrapped = [vars(function)["__wrapped__"]] if "__wrapped__" in vars(function) else []
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # it is empty
             if isinstance(cell.cell_contents, (FunctionType, MethodType)):
-                yield cell.cell_contents
+                wrapped.append(cell.cell_contents)
+    return wrapped
 
 
 def written_in(function: Any) -> str:
