@@ -192,24 +192,24 @@ def of_yaml(text: str, place: str, lines: Lines) -> Iterator[Entry]:
         elif key.value == "package":
             yield from _packages(value, place)
         elif not isinstance(key.value, str) or not _OTHER_KEYS.fullmatch(key.value):
-            yield Unread(_at(place, key), f"{shown(str(key.value))} is not a key of conda's files")
+            yield Unread(yaml_nodes.at(place, key), f"{shown(str(key.value))} is not a key of conda's files")
 
 
 def _dependencies(section: yaml.Node, place: str, lines: Lines) -> Iterator[Entry]:
     """Read conda's specifications, and pip's requirements below ``pip``."""
     for item in _items(section):
         if _is_text(item):
-            yield of_conda(item.value, _at(place, item))
+            yield of_conda(item.value, yaml_nodes.at(place, item))
             continue
         for key, value in item.value if isinstance(item, yaml.MappingNode) else [(item, item)]:
             if key.value != "pip" or not isinstance(value, yaml.SequenceNode):
-                yield Unread(_at(place, key), "expected a name with a version, or the list `pip`")
+                yield Unread(yaml_nodes.at(place, key), "expected a name with a version, or the list `pip`")
                 continue
             for requirement in value.value:
                 if _is_text(requirement):
-                    yield from lines.line(requirement.value, _at(place, requirement))
+                    yield from lines.line(requirement.value, yaml_nodes.at(place, requirement))
                 else:
-                    yield Unread(_at(place, requirement), "expected a pip requirement")
+                    yield Unread(yaml_nodes.at(place, requirement), "expected a pip requirement")
 
 
 def _packages(section: yaml.Node, place: str) -> Iterator[Entry]:
@@ -217,7 +217,7 @@ def _packages(section: yaml.Node, place: str) -> Iterator[Entry]:
     for item in _items(section):
         fields = item.value if isinstance(item, yaml.MappingNode) else []
         package = {key.value: value.value for key, value in fields if _is_text(key) and _is_text(value)}
-        yield _of_conda_lock(package, _at(place, item))
+        yield _of_conda_lock(package, yaml_nodes.at(place, item))
 
 
 def _items(section: yaml.Node) -> list[yaml.Node]:
@@ -227,10 +227,6 @@ def _items(section: yaml.Node) -> list[yaml.Node]:
 
 def _is_text(node: yaml.Node) -> bool:
     return isinstance(node, yaml.ScalarNode) and bool(node.value)
-
-
-def _at(place: str, node: yaml.Node) -> str:
-    return f"{place}:{yaml_nodes.line_of(node)}"
 
 
 def _of_conda_lock(package: Mapping[str, str], where: str) -> Entry:

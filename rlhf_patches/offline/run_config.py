@@ -207,7 +207,7 @@ def _of_yaml(text: str, place: str) -> Iterator[Setting]:
         for key, value, number in run_yaml.settings(root, place):
             yield _setting(key, value, f"{place}:{number}")
     elif root is not None:
-        raise RunConfigError(f"{place}:{yaml_nodes.line_of(root)}: expected a YAML mapping, or a list of overrides")
+        raise RunConfigError(f"{yaml_nodes.at(place, root)}: expected a YAML mapping, or a list of overrides")
 
 
 def _of_command_lines(text: str, place: str) -> Iterator[Setting]:

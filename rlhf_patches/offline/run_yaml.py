@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import yaml
 
-from .yaml_nodes import line_of, not_yaml
+from .yaml_nodes import at, line_of, not_yaml
 
 _WHOLE = re.compile(r"(0|[1-9][0-9]{0,9})(?:\.0)?")
 _UNCLEAR = re.compile(r"[-+.0-9].*|~|null|Null|NULL|", re.DOTALL)
+_LOADER = yaml.SafeLoader("")  # of no text: for the tags of plain scalars, and merge keys
 _MOST_SETTINGS = 10_000  # nested aliases give exponentially many
 
 
@@ -41,7 +42,7 @@ def _settings(
     node: yaml.MappingNode, path: tuple[str, ...], around: tuple[yaml.Node, ...], place: str
 ) -> Iterator[tuple[str, str | int | None, int]]:
     if any(node is each for each in around):
-        raise RunConfigError(f"{_at(place, node)}: an alias refers to the mapping that contains it")
+        raise RunConfigError(f"{at(place, node)}: an alias refers to the mapping that contains it")
     for key, value in _items(node, place).values():
         name = (*path, key.value)
         if isinstance(value, yaml.MappingNode):
@@ -56,11 +57,11 @@ def _items(node: yaml.MappingNode, place: str) -> dict[str, tuple[yaml.ScalarNod
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode) or key.value in own:
             reason = "the key occurs twice" if isinstance(key, yaml.ScalarNode) else "a key is not plain text"
-            raise RunConfigError(f"{_at(place, key)}: {reason}")
+            raise RunConfigError(f"{at(place, key)}: {reason}")
         own.add(key.value)
     if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
         node = yaml.MappingNode(node.tag, [*node.value], node.start_mark, node.end_mark)
-        yaml.SafeLoader("").flatten_mapping(node)  # merged keys come first
+        _LOADER.flatten_mapping(node)  # merged keys come first
     return {key.value: (key, value) for key, value in node.value}
 
 
@@ -69,15 +70,10 @@ def _scalar(node: yaml.Node) -> str | int | None:
         return None
     if node.style in ("'", '"'):
         return str(node.value)
-    loader = yaml.SafeLoader("")
-    tag = loader.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]
+    tag = _LOADER.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]
     if tag != node.tag:  # an explicit tag
         return None
     number = _WHOLE.fullmatch(node.value)
     if number is not None:
         return int(number[1])
     return None if _UNCLEAR.fullmatch(node.value) else str(node.value)
-
-
-def _at(place: str, node: yaml.Node) -> str:
-    return f"{place}:{line_of(node)}"

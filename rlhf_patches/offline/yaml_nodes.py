@@ -25,7 +25,7 @@ def compose(text: str, place: str) -> yaml.Node | None:
     except (RecursionError, ValueError) as error:
         raise NotYaml(f"{place}: invalid YAML: {type(error).__name__}: {error!s:.200}") from error
     if len(roots) > 1:
-        raise NotYaml(f"{place}:{line_of(roots[1])}: a second YAML document begins; expected one")
+        raise NotYaml(f"{at(place, roots[1])}: a second YAML document begins; expected one")
     return roots[0] if roots else None
 
 
@@ -38,3 +38,8 @@ def not_yaml(error: yaml.YAMLError, place: str) -> NotYaml:
 def line_of(node: yaml.Node) -> int:
     """The line number of a node, from 1."""
     return int(node.start_mark.line) + 1
+
+
+def at(place: str, node: yaml.Node) -> str:
+    """The place with the line of a node."""
+    return f"{place}:{line_of(node)}"

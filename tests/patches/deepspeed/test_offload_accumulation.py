@@ -142,6 +142,6 @@ def test_a_release_that_is_repaired_is_left_alone(run_ranks):
 def test_a_run_is_told_whether_it_was_affected(run_ranks, case, affected):
     for report in run_ranks(WORKER, case, levels=beside(NEWEST, "deepspeed")):
         reached = report["reached"]
-        # At a boundary without accumulation a call cannot tell.
-        assert reached["calls"] >= reached["asked"] > 0
+        # At a boundary without accumulation a call cannot tell: the second of two micro-batches.
+        assert reached["calls"] == reached["asked"] * (2 if affected else 1) > 0
         assert (reached["held"] > 0) is affected
