@@ -17,10 +17,8 @@ def left(args: Any, sample: Any, asked: dict[str, Any]) -> dict[str, Any]:
     if not taken or sample.status != type(sample).Status.ABORTED:
         return asked
     tokens = asked["max_new_tokens"]
-    limit = max(tokens, getattr(args, "rollout_max_response_len", None) or tokens)
-    if taken > limit:  # several turns, which a custom function counts itself
-        return asked
-    return {**asked, "max_new_tokens": min(tokens, limit - taken)}
+    rest = _rest(args, taken, tokens)
+    return asked if rest is None else {**asked, "max_new_tokens": min(tokens, rest)}
 
 
 def asks_for_too_much(args: Any, sample: Any, sampling_params: Any) -> bool | None:
@@ -32,8 +30,14 @@ def asks_for_too_much(args: Any, sample: Any, sampling_params: Any) -> bool | No
         return None
     if not taken or status != aborted:
         return False
+    rest = _rest(args, taken, tokens)
+    return None if rest is None else rest < tokens
+
+
+def _rest(args: Any, taken: int, tokens: int) -> int | None:
+    """How many tokens a sample has left; None after several turns, which a custom function counts itself."""
     limit = max(tokens, getattr(args, "rollout_max_response_len", None) or tokens)
-    return None if taken > limit else limit - taken < tokens
+    return None if taken > limit else limit - taken
 
 
 _FUNCTIONS = (
