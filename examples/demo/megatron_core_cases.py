@@ -15,7 +15,7 @@ from tests.harness.forkserver import MEGATRON, megatron, megatron_with_transform
 WORKER = "tests.patches.megatron_core.cross_entropy_in_place_ranks"
 PATCH = "megatron-core-cross-entropy-in-place"
 LOGITS = Case("megatron-core", PATCH, "float32 logits after the loss")
-FUSED = Case("megatron-core", PATCH, "its fused one, gradient", "the fused one's gradient of float32 logits")
+FUSED = Case("megatron-core", PATCH, "its fused one, gradient", "gradient of float32 logits, fused cross entropy")
 MEMORY = Case("megatron-core", PATCH, "bfloat16 logits, memory", "the loss of 1024 tokens, bfloat16 logits, memory")
 DELTA_NET = Case(
     "megatron-core",
@@ -29,20 +29,20 @@ EXPERTS = Case(
     "megatron-core",
     "megatron-core-grouped-experts-norm",
     "norm with experts, TP 2, EP 2",
-    "norm of a mixture's gradient, TP 2, EP 2, layers of TransformerEngine 2.13.0",
+    "gradient norm of a mixture of experts, TP 2, EP 2, TransformerEngine 2.13.0 layers",
 )
 DUPLICATED = Case(
     "megatron-core",
     "megatron-core-duplicated-norm",
     "norm with a layer not divided",
-    "norm of a gradient, TP 2, with a layer that is not divided",
+    "gradient norm, TP 2, with a layer that is not split",
 )
 
 SINKS = Case(
     "megatron-core",
     "megatron-core-attention-sink-norm",
     "norm with attention sinks",
-    "norm of a gradient, TP 2, with learnable attention sinks of both kinds of attention",
+    "gradient norm, TP 2, with learnable attention sinks of both attention classes",
 )
 
 RESUMED = "tests.patches.megatron_core.resume_groups_ranks"
@@ -50,14 +50,14 @@ GROUPS_RESUMED = Case(
     "megatron-core",
     "megatron-core-resume-groups",
     "a resume with --decoupled-lr",
-    "a resume with `--decoupled-lr`, max_lr",
+    "resume with `--decoupled-lr`: max_lr of both groups",
 )
 
 OFFLOADED = Case(
     "megatron-core",
     "megatron-core-offloaded-weights",
     "CPU offload, late weights",
-    "CPU offload, weights that were loaded after the optimizer was built: the first step",
+    "CPU offload, weights loaded after the optimizer was built: weights in the first step",
 )
 RESHARDED = Case(
     "megatron-core",
@@ -69,7 +69,7 @@ COUNTED = Case(
     "megatron-core",
     "megatron-core-expert-bias-counts",
     "expert bias, bf16",
-    "expert bias in bf16, two ranks, 24000 tokens: how many biases move as the counts say",
+    "expert bias in bf16, two ranks, 24000 tokens: biases that move as the token counts require",
 )
 
 MOE = "tests.patches.megatron_core.moe_auxiliary_ranks"
@@ -156,7 +156,7 @@ def norm(case: Case, layout: str) -> Callable[[Runner], Iterator[Row]]:
         ratios = [one["norm"] / one["exact"] for one in found]
         said = [f"{ratio:.3f} x" for ratio in ratios]
         repaired = abs(ratios[1] - 1) < 1e-6 < abs(ratios[0] - 1)
-        words = (*said, "of the whole model's, in float64")
+        words = (*said, "the whole model's norm in float64")
         yield Row(case, report["version"], *said, "float64", repaired, words)
 
     return row
@@ -170,7 +170,7 @@ def resumed(runner: Runner) -> Iterator[Row]:
     said = ["{:g}, {:g}".format(*both) for both in rates]
     same = not any(report["after"]["distributed"]["wrong"] for report in reports)
     repaired = rates == [[1e-2, 1e-2], [1e-4, 1e-2]] and same
-    words = (*said, f"weights as without a break {'bit for bit' if same else 'NO'}")
+    words = (*said, f"weights of an uninterrupted run {'bit for bit' if same else 'NO'}")
     yield Row(GROUPS_RESUMED, reports[0]["version"], *said, "bit for bit" if same else "NO", repaired, words)
 
 
@@ -201,7 +201,7 @@ def resharded(runner: Runner) -> Iterator[Row]:
     wrong = [len(one["loaded"]["exp_avg"]) for one in found]
     said = [f"{count} of {len(one['sums'])} wrong" for count, one in zip(wrong, found, strict=True)]
     same = not any(found[1]["later"].values())
-    words = (*said, f"two steps later without a break {'bit for bit' if same else 'NO'}")
+    words = (*said, f"an uninterrupted run after two more steps {'bit for bit' if same else 'NO'}")
     repaired = wrong[1] == 0 < wrong[0] and same
     yield Row(RESHARDED, report["version"], *said, "bit for bit" if same else "NO", repaired, words)
 

@@ -1,7 +1,7 @@
 """Before and after, on real frameworks: ``make demo``, or ``make demo NAMES=trl`` for a framework or a patch.
 
 Every row comes from a worker of the tests, which runs a framework's own code without and with the patches, and against
-a yardstick. docs/evidence.md has the same in more words (``--words``).
+a reference. docs/evidence.md has the same in more words (``--words``).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SESSIONS = {
     ),
     "demo-vllm": vllm_cases.GROUPS,
 }
-HEADS = ("", "without rlhf_patches", "with it", "held against")
+HEADS = ("", "without rlhf_patches", "with it", "compared with")
 WIDTHS = (33, 26, 20, 13)
 NOTES = {
     "megatron-core": "Training: losses and all parameters of one uninterrupted run. Losses: two ranks; float64.",
@@ -66,14 +66,14 @@ NOTES = {
     "slime": "A function of ours with slime's statements, which is not on PyPI, on real megatron-core.",
     "megatron-lm": "A function of ours with Megatron-LM's statements, on real megatron-core.",
     "skyrl": "Collectives in forward + backward; memory of backward, as a multiple of the logits'.",
-    "deepspeed": "Gradient norms as DeepSpeed logs them, held against float64 without DeepSpeed.",
+    "deepspeed": "Gradient norms as DeepSpeed logs them, compared with float64 without DeepSpeed.",
     "transformer-engine": "Its kernels, interpreted; norms of the gradient of a loss per token.",
     "peft": "LoRA: norm of the gradient after a frozen adapter was loaded; mean change of weights, of their mean size.",
-    "accelerate": "What is left of an epoch, held against the same loop without a stop.",
-    "math-verify": "Rewards, held against those that the same function gives on the main thread.",
-    "transformers": "Gradients of an optimizer step, held against the mean of the micro-batches' losses in float64.",
+    "accelerate": "What is left of an epoch, compared with the same loop without a stop.",
+    "math-verify": "Rewards, compared with those that the same function gives on the main thread.",
+    "transformers": "Gradients of an optimizer step, compared with the mean of the micro-batches' losses in float64.",
     "torch": "A fork that builds is killed, and another one loads: for how long it waits.",
-    "trl": "ZeRO-3, held against the same without partitioning; gathers in forward + backward. Gradients of GRPO.",
+    "trl": "ZeRO-3, compared with the same without partitioning; gathers in forward + backward. Gradients of GRPO.",
 }
 
 

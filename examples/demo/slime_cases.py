@@ -19,7 +19,7 @@ LINEAR = Case(
     "slime",
     "slime-linear-attention-gradient",
     "linear attention, CP 2",
-    "what goes back through linear attention on two context-parallel ranks",
+    "gradient through linear attention on two context-parallel ranks",
 )
 STANDINS = Path(__file__).parents[2] / "tests" / "harness" / "standins"
 

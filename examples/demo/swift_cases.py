@@ -42,7 +42,7 @@ GRPO = Case(
     "ms-swift",
     "swift-vocab-parallel-logprob-gradient",
     "GRPO, gradient of the logits",
-    "GRPO's loss, tensor parallel: the gradient that the logits get",
+    "GRPO's loss, tensor parallel: gradient of the logits",
 )
 
 FP32 = Case(

@@ -18,7 +18,7 @@ SLEEP = Case(
     "trl",
     "trl-vllm-sleep-weights",
     "GRPO, vLLM asleep between steps",
-    "GRPOTrainer, colocated engine with sleep mode, 3 steps: generations from the policy's weights",
+    "GRPOTrainer, colocated engine with sleep mode, 3 steps: generations with the policy's weights",
 )
 SERVED = Case(
     "trl",
@@ -30,7 +30,7 @@ OLD = Case(
     "trl",
     "trl-optional-packages",
     "GRPO of 0.21 on transformers 5",
-    "GRPOTrainer of TRL 0.21.0 beside transformers 5, with trl-warnings-issued too: imported, and trained",
+    "GRPOTrainer of TRL 0.21.0 with transformers 5, and trl-warnings-issued: import and training",
 )
 KTO = Case(
     "trl",
@@ -108,7 +108,7 @@ def old(runner: Runner) -> Iterator[Row]:
     error = max(abs(one - other) / other for one, other in zip(new, reference, strict=True))
     repaired = bool(without[1]) and error < 1e-12
     short, norms = "".join(without[1:])[:26], " ".join(f"{norm:.4f}" for norm in new)
-    words = ("".join(without[1:]).splitlines()[0], f"norms {norms}", f"beside transformers 4.57.6: {error:.0e}")
+    words = ("".join(without[1:]).splitlines()[0], f"norms {norms}", f"with transformers 4.57.6: {error:.0e}")
     yield Row(OLD, found[0]["trl"], short, f"norms {norms}", f"4.57.6: {error:.0e}", repaired, words)
 
 

@@ -18,13 +18,13 @@ RAW = Case(
     "trl",
     "trl-vllm-raw-logprobs",
     "vllm-serve at temperature 0.7",
-    "`trl vllm-serve`, real vLLM 0.32.0 at temperature 0.7: a token's log-probability, beside the policy's",
+    "`trl vllm-serve`, real vLLM 0.32.0 at temperature 0.7: a token's log-probability, compared with the policy's",
 )
 DEAD = Case(
     "trl",
     "trl-vllm-serve-dead-worker",
     "vllm-serve, its worker raises",
-    "`trl vllm-serve`, a worker that has raised: what the next request is answered with",
+    "`trl vllm-serve` after a worker has raised: answer to the next request",
 )
 
 
@@ -38,19 +38,19 @@ RANKS = Case(
     "trl",
     "trl-grpo-tool-lockstep",
     "the same, two ranks",
-    "the same on two ranks that call the tool for unlike numbers of conversations, with trl-grpo-tool-turns",
+    "the same on two ranks that call the tool for different numbers of conversations, with trl-grpo-tool-turns",
 )
 ONLINE = Case(
     "trl",
     "trl-online-dpo-server",
     "Online DPO, vllm-serve",
-    "OnlineDPOTrainer, `trl vllm-serve`, real vLLM 0.32.0: completions that are of their row's prompt",
+    "OnlineDPOTrainer, `trl vllm-serve`, real vLLM 0.32.0: completions that belong to their row's prompt",
 )
 PADDING = Case(
     "trl",
     "trl-online-dpo-server-padding",
     "the same, log-probabilities",
-    "the same, with trl-online-dpo-server: the trainer's log-probability of a token, beside vLLM's",
+    "the same, with trl-online-dpo-server: the trainer's log-probability of a token, compared with vLLM's",
 )
 
 
@@ -90,7 +90,7 @@ def tool(runner: Runner, case: Case, ranks: int, *options: str) -> Iterator[Row]
     )
     other, right = sum(off > TOLERANCE for off in before), sum(off > TOLERANCE for off in after)
     words = (
-        f"{other} of {len(before)} are of another conversation, {max(before):.1f} off",
+        f"{other} of {len(before)} belong to another conversation, {max(before):.1f} off",
         f"{right} of {len(after)}, {max(after):.0e} off",
         f"the same weights in float64: {max(after):.0e}",
     )
@@ -118,7 +118,7 @@ def online(runner: Runner) -> Iterator[Row]:
     without, with_it = (f"{found['completions']} of {2 * 8}" for found in (before, server))
     repaired = before["completions"] == 0 < server["completions"] == server["rows"]
     words = (
-        f"{without}; {before['prompts']} of 8 prompts are asked for",
+        f"{without}; {before['prompts']} of 8 prompts requested",
         f"{with_it}; {server['prompts']} of 8",
         "the server's log-probabilities, in float64",
     )
