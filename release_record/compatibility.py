@@ -16,20 +16,21 @@ from rlhf_patches.offline.facts import DEFECT, DIFFERENT, NO_MODULE
 _HEAD = """\
 # Compatibility
 
-Every release that was read, and what was found in it. Generated from [the record](../release_record/record) by
-`make releases`; a test compares it with the record and the record with the patches' ranges. "Read" means: the
-published file was fetched, each patch's code pattern was looked for in it, and the repaired module was compiled, with
-no other function different and no line moved. To ask about a copy of your own: `rlhf-patches check SOURCE`.
+This page lists every release that was read, and what was found in it. `make releases` generates it from
+[the record](../release_record/record). A test compares it with the record, and the record with the patches' ranges. To
+read a release, the project fetched the published file, looked for each patch's code in it, and compiled the repaired
+module: no other function may differ, and no line may move. `rlhf-patches check SOURCE` does the same for a copy of your
+own.
 
-A patch with several variants repairs the bug in several shapes of upstream's code; its page shows each.
+A patch with several variants repairs the bug in several shapes of upstream's code. Its page shows each.
 
 | state | meaning |
 | --- | --- |
 | affected | has the bug; the patch repairs it |
-| advice | has the bug; nothing here repairs it, and the page says what to do |
-| watched | runs are looked at for signs of bugs |
-| not there | the code that has the bug does not exist yet, or not in this package |
-| fixed | newer than the bug, and without it; the note says where it went |
+| advice | has the bug; no patch repairs it, and the page says what to do |
+| watched | the watch checks runs for signs of bugs |
+| not there | the code with the bug does not exist yet, or is not in this package |
+| fixed | newer than the bug, and without it; the note says how upstream fixed it |
 """
 
 
@@ -84,6 +85,12 @@ def _name(item: Record, entry: Entry) -> str:
 
 
 def _notes(members: list[Entry], patch: KnownBug, notes: dict[str, str]) -> list[str]:
+    notes, above = dict(notes), ""
+    for key, note in notes.items():
+        if note == "the same" or note.startswith(("the same;", "the same,")):  # as the note above it
+            notes[key] = above + note[len("the same") :]
+        else:
+            above = note
     found = []
     for entry in members:
         if record.recognised(patch, entry):
