@@ -27,7 +27,7 @@ def by_name(full: Mapping[str, Any], sharded: Mapping[str, Any]) -> Iterator[tup
 
 PATCH = Patch(
     name="accelerate-fsdp2-load-by-position",
-    summary="FSDP2's efficient loading sends each parameter by name, whatever else the state contains",
+    summary="FSDP2's efficient loading sends each parameter by name, also if the state has other entries",
     harm="hang",
     bug="FSDP2's efficient loading sends parameters by position: rank 0 fails, the others wait forever",
     when="FSDP2 with cpu_ram_efficient_loading, and a state with more entries than parameters (QLoRA)",

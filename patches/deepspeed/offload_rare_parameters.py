@@ -8,11 +8,11 @@ _COPIES = "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.copy_grad
 
 ADVICE = Advice(
     name="deepspeed-offload-rare-parameters",
-    summary="ZeRO-1 and 2 with an offloaded optimizer train parameters that are not always used on wrong gradients",
+    summary="ZeRO-1 and 2 with an offloaded optimizer use wrong gradients for parameters that are not always used",
     harm="wrong gradient",
-    bug="ZeRO-1 and 2 with an offloaded optimizer train parameters that are not always used on wrong gradients",
+    bug="ZeRO-1 and 2 with an offloaded optimizer use wrong gradients for parameters that are not always used",
     when="ZeRO-1 or 2, offload_optimizer, and a parameter that some micro-batches do not use",
-    excluded_by=("zero_optimization.stage=absent|0|3", "zero_optimization.offload_optimizer.device=none"),
+    excluded_by=("zero_optimization.stage=absent|0|3", "zero_optimization.offload_optimizer.device=none|absent"),
     symptom="""\
 ZeRO-1 or ZeRO-2 with `offload_optimizer` (`"device": "cpu"`) trains a parameter that some micro-batches use and others
 do not: an expert that no token was routed to, a vision tower in a batch of text alone, an adapter or a head of one of

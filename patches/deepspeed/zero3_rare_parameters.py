@@ -118,10 +118,10 @@ def _changes(after: str) -> tuple[Rewrite, ...]:
 
 PATCH = Patch(
     name=_NAME,
-    summary="ZeRO-3 trains parameters that not every micro-batch uses on this step's gradients alone",
+    summary="ZeRO-3 uses only this step's gradients, also for parameters that not every micro-batch uses",
     harm="wrong gradient",
-    bug="ZeRO-3 trains parameters that not every micro-batch uses on gradients of the previous step",
-    when="ZeRO-3, and a trained parameter that a step, its first, or with offload its last micro-batch does not use",
+    bug="ZeRO-3 uses gradients of the previous step for parameters that not every micro-batch uses",
+    when="ZeRO-3, and a trained parameter that a step, its first micro-batch or (offload) its last does not use",
     excluded_by=("zero_optimization.stage=absent|0|1|2",),
     symptom="""\
 ZeRO-3 trains a parameter that some micro-batches use and others do not: an expert that no token was routed to, a vision
@@ -152,7 +152,7 @@ operator, and results are bitwise identical.
 The patch does not repair an optimizer on NVMe, ZenFlow, SuperOffload, MiCS and DeepCompile, which keep upstream's code.
 It does not repair what several forward passes before one backward pass lose.""",
     changes_numbers="""\
-ZeRO-3 trained parameters that a step, or its first micro-batch, did not use on the gradient of an earlier step. With an
+ZeRO-3 used the gradient of an earlier step for parameters that a step, or its first micro-batch, did not use. With an
 offloaded optimizer this also happened if the last micro-batch did not use them, and then this step's gradients were
 lost. With the patch, rarely used experts, towers and adapters move less, and the gradient norm is that of the step. If
 you tuned a run without the patch, check the learning rate of such parameters again. Checkpoints reflect the gradients

@@ -12,7 +12,7 @@ PATCH = Patch(
     name="megatron-core-cross-entropy-in-place",
     summary="the cross entropy over a split vocabulary does not change the logits, and keeps no softmax of them",
     harm="wrong data",
-    bug="the cross entropy over a split vocabulary overwrites float32 logits, and keeps a float32 softmax of others",
+    bug="the cross entropy over a split vocabulary overwrites float32 logits or keeps a float32 softmax of bf16 ones",
     when="logits that are read after vocab_parallel_cross_entropy, or long sequences",
     symptom="""\
 `vocab_parallel_cross_entropy` and `fused_vocab_parallel_cross_entropy` overwrite float32 logits. Entropies, top-k, or

@@ -38,7 +38,7 @@ PATCH = Patch(
     summary="auxiliary losses do not shrink with TP, CP and the micro-batch under calculate_per_token_loss",
     harm="wrong gradient",
     bug="load balancing and z-losses are too weak, by TP x CP",
-    when="--calculate-per-token-loss, a mixture of experts, and TP or CP, or the sequence loss",
+    when="--calculate-per-token-loss, a mixture of experts, and TP, CP or the sequence-level loss",
     excluded_by=("calculate_per_token_loss=false",),
     symptom="""\
 With `--calculate-per-token-loss`, the load balancing losses and the z-loss of a mixture of experts are too small by a

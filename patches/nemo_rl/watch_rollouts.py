@@ -10,7 +10,7 @@ NAME = "nemo-rl-watch-rollouts"
 
 WATCH = Watch(
     name=NAME,
-    summary="one warning if GRPO's rollouts do not come from the policy",
+    summary="logs once if GRPO's rollouts do not come from the policy",
     symptom="""\
 One line, at level warning:
 

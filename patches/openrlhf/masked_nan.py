@@ -98,5 +98,5 @@ separate function; and, before 0.10.3, sequences without any token, whose mean i
         "https://github.com/OpenRLHF/OpenRLHF/pull/1314",
     ),
     variants=tuple(Variant(Guard("openrlhf", versions), changes) for versions, changes in _SHAPES.items()),
-    obsolete_when="when OpenRLHF's policy loss selects what it masks; 0.11.2, the newest, multiplies",
+    obsolete_when="when OpenRLHF's policy loss no longer multiplies by its mask; 0.11.2, the newest release, does",
 )

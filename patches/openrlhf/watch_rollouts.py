@@ -11,7 +11,7 @@ _MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"
 
 WATCH = Watch(
     name=NAME,
-    summary="one warning if the rollouts of PPO with vLLM do not come from the policy",
+    summary="logs once if the rollouts of PPO with vLLM do not come from the policy",
     symptom="""\
 One line, at level warning:
 

@@ -10,7 +10,7 @@ NAME = "skyrl-watch-rollouts"
 
 WATCH = Watch(
     name=NAME,
-    summary="one warning if the rollouts of a training run do not come from the policy",
+    summary="logs once if the rollouts of a training run do not come from the policy",
     symptom="""\
 One line, at level warning:
 

@@ -47,7 +47,7 @@ PATCH = Patch(
     summary="with gradient accumulation or several ranks, models other than causal LMs keep their gradient's size",
     harm="wrong gradient",
     bug="the gradient is multiplied by accumulation steps and ranks (in 5.2.0 to 5.5.3 a causal LM's is divided)",
-    when="gradient accumulation or several ranks; T5, BERT, classifiers and others that take **kwargs; mixtures",
+    when="gradient accumulation or several ranks; T5, BERT, classifiers, others with **kwargs; mixtures of experts",
     symptom="""\
 `Trainer` with `gradient_accumulation_steps` above 1 trains T5, BART, BERT (masked LM too), DeBERTa and every
 classifier on a gradient that is too large by the number of steps, and on several ranks also by the number of ranks:

@@ -60,8 +60,8 @@ Not repaired: 4.46.2 to 5.10.0, which count the first token of every causal mode
     ),
     obsolete_when="when the oldest transformers in use asks the model for its loss; no release so far does",
     changes_numbers="""\
-GPT-2 and the others were trained on a gradient that was smaller by the share of first tokens, if these count: since
-4.46.2, and no more in 5.10.1 to 5.23.0 with the patch. It is 0.1 percent for rows of 1024 tokens, and Adam hides a
+Since 4.46.2, GPT-2 and the others have been trained on a gradient that is smaller by the share of first tokens, if
+these count. The patch repairs this from 5.10.1 on. The share is 0.1 percent for rows of 1024 tokens, and Adam hides a
 factor that is the same in each step. With rows of few tokens review clipping and learning rate.""",
     conditions=(
         Condition("transformers.trainer:Trainer._get_num_items_in_batch", f"{__package__}._default_loss:of_others"),

@@ -71,8 +71,9 @@ ignores every model's positions (`Trainer` and TRL switch it off).""",
         "when the oldest transformers in use passes position_ids to gpt-oss's masks; no release so far does"
     ),
     changes_numbers="""\
-The loss of packed gpt-oss and AFMoE is that of its documents: lower or higher by a percent or so. Checkpoints trained
-with the bug have learned to read documents after others; evaluation on single documents was not affected.""",
+With the patch, the loss of packed gpt-oss and AFMoE is that of the single documents: lower or higher by a percent or
+so. Checkpoints trained with the bug have learned to read documents after others. Evaluation on single documents was not
+affected.""",
     conditions=(
         Condition(
             "transformers.models.gpt_oss.modeling_gpt_oss:GptOssModel.forward", f"{__package__}._conditions:not_packed"

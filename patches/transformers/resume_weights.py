@@ -38,7 +38,7 @@ PATCH = Patch(
     name="transformers-resume-weights",
     summary="a mixture of experts resumes from its checkpoint with the trained experts",
     harm="wrong weights",
-    bug="resuming and load_best_model_at_end leave experts and routers, or all of a vision-language model, as built",
+    bug="resuming and load_best_model_at_end do not restore experts and routers, or a vision-language model",
     when="resume_from_checkpoint or load_best_model_at_end, and Mixtral, Qwen3-MoE, Qwen2.5-VL or similar models",
     symptom="""\
 `Trainer.train(resume_from_checkpoint=...)`, or `load_best_model_at_end=True`, for a model whose weights transformers
@@ -80,9 +80,9 @@ A checkpoint is complete and needs no repair. Resume again a run that was resume
     ),
     obsolete_when="when the oldest transformers in use converts what its Trainer loads; no release so far does",
     changes_numbers="""\
-Since 5.0.0 a mixture of experts that was resumed, or whose best checkpoint was loaded at the end, has had the experts
-and routers that it was built with or those of the last step; since 4.52.0 a vision-language model has had most of its
-weights like this. With the patch these are the checkpoint's. Resume from the checkpoint before the first such
+Since 5.0.0, resuming a mixture of experts, or loading its best checkpoint at the end, has not loaded the experts and
+routers: they kept their initial values, or those of the last step. Since 4.52.0 the same has happened to most weights
+of a vision-language model. With the patch these are the checkpoint's. Resume from the checkpoint before the first such
 interruption; a best model that was saved at the end is in its checkpoint's folder.""",
     conditions=(Condition(f"{_TRAINER}._load_from_checkpoint"), Condition(f"{_TRAINER}._load_best_model")),
 )

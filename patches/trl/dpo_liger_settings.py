@@ -32,7 +32,7 @@ PATCH = Patch(
     name="trl-dpo-liger-settings",
     summary="DPO with Liger's loss uses the user's label_smoothing and discopop_tau",
     harm="wrong gradient",
-    bug="robust is plain DPO whatever label_smoothing is, and discopop uses its default discopop_tau",
+    bug="loss_type robust ignores label_smoothing, and discopop ignores discopop_tau",
     when="DPOTrainer with use_liger_kernel and loss_type robust, discopop or exo_pair",
     excluded_by=("use_liger_kernel=false|absent",),
     symptom="""\

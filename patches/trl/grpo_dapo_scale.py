@@ -8,8 +8,11 @@ PATCH = Patch(
     name="trl-grpo-dapo-scale",
     summary="GRPO's dapo, cispo and vespo losses do not depend on the number of generations per optimizer step",
     harm="wrong gradient",
-    bug="the loss is gradient_accumulation_steps / steps_per_generation times its size",
-    when="GRPOTrainer with loss_type dapo (the default), cispo or vespo, and steps_per_generation other than the steps",
+    bug="the loss is multiplied by gradient_accumulation_steps / steps_per_generation",
+    when=(
+        "GRPOTrainer with loss_type dapo (the default), cispo or vespo, and steps_per_generation other than "
+        "gradient_accumulation_steps"
+    ),
     excluded_by=("loss_type=grpo|bnpo|dr_grpo|luspo|sapo",),
     symptom="""\
 `GRPOTrainer` with `loss_type="dapo"` (the default), `"cispo"` or `"vespo"`, and a `steps_per_generation` (or a

@@ -31,20 +31,19 @@ PATCH = Patch(
     harm="crash",
     affects_rollouts=True,
     bug="the run raises a RuntimeError if vLLM returns NaN for a token's log-probability",
-    when="GRPOTrainer with vLLM, and a policy that has become sharp",
+    when="GRPOTrainer with vLLM, and a policy that gives some tokens a probability close to 1",
     symptom="""\
-`GRPOTrainer` with vLLM raises `RuntimeError: Could not infer dtype of NoneType`, often late, when the policy has
-become so sharp that tokens have a probability close to 1: vLLM returns NaN as the log-probability of one of them.""",
+`GRPOTrainer` with vLLM raises `RuntimeError: Could not infer dtype of NoneType`, often late in training, when the
+policy gives some tokens a probability close to 1. vLLM returns NaN as the log-probability of one of them.""",
     cause="""\
 The code that reads the log-probabilities from vLLM's answer writes None for NaN (until 0.27.2 only with a vLLM
 server), and the trainer makes a tensor of the list. NaN would be no better: the importance ratio, and with it the
 loss, would be NaN.""",
     repair="""\
 The patch gives such a token the log-probability that the trainer computes for it before the first update, from the
-weights that vLLM has sampled with. Its importance ratio is 1, as for a token on which both agree, alone and in the
-product over a sequence. Its part of the KL divergence that masks off-policy sequences is that of
-the updates. In
-the metric `sampling/sampling_logp_difference` it counts as 0. Tokens that vLLM has scored stay bit for bit identical.
+weights that vLLM has sampled with. Its importance ratio is 1, alone and in the product over a sequence, as for a token
+on which both agree. Its part of the KL divergence that masks off-policy sequences is that of the updates. In the metric
+`sampling/sampling_logp_difference` it counts as 0. Tokens that vLLM has scored stay bit for bit identical.
 
 TRL 1.11.0 also uses a ratio of 1, and excludes such tokens from the divergence and from the metric.
 

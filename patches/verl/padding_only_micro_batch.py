@@ -42,9 +42,9 @@ _METRICS = (
 
 PATCH = Patch(
     name="verl-padding-only-micro-batch",
-    summary="distillation does not raise where no token of a micro-batch counts",
+    summary="distillation does not raise if no token of a micro-batch counts",
     harm="crash",
-    bug="the loss raises where no token of a micro-batch counts",
+    bug="the loss raises if no token of a micro-batch counts",
     when="distillation.enabled, and small micro-batches",
     excluded_by=("distillation.enabled=false",),
     symptom="""\

@@ -33,7 +33,7 @@ _LOG = Wrap(
 
 WATCH = Watch(
     name=NAME,
-    summary="one warning if the rollouts of PPO or GRPO do not come from the policy",
+    summary="logs once if the rollouts of PPO or GRPO do not come from the policy",
     symptom="""\
 One line at level warning:
 

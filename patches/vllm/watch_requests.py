@@ -12,7 +12,7 @@ _WORKER = "vllm.v1.worker.gpu_worker:Worker"
 
 WATCH = Watch(
     name=NAME,
-    summary="one warning if no request uses the adapters that a trainer sends to an engine",
+    summary="logs once if no request uses the adapters that a trainer sends to an engine",
     symptom=f"""\
 One line for each engine, or each of its pipeline stages, at level warning:
 
