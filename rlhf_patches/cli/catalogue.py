@@ -44,7 +44,7 @@ def add(commands: Commands) -> None:
         "--format",
         choices=("diff", "patch"),
         default="diff",
-        help="patch: a file for git apply, git am and patch -p1, with a header (default: diff)",
+        help="patch: with a header, for git apply, git am and patch -p1 (default: diff)",
     )
 
 

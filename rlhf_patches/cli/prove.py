@@ -93,7 +93,7 @@ def add(commands: Commands) -> None:
         help="memory limit of a process (%(default)g)",
     )
     command.add_argument(
-        "--gpu", action="store_true", help="run on the first GPU the proofs that can; the others on the CPU"
+        "--gpu", action="store_true", help="use the first GPU for proofs that support it; run the others on the CPU"
     )
 
 

@@ -18,7 +18,7 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "rehearse",
         _rehearse,
-        "check a command's own training against itself before its first optimizer step, then end it",
+        "check the gradient of a training command before its first optimizer step, then end the command",
         "rlhf-patches rehearse -- torchrun --nproc-per-node 8 train.py --config sft.yaml",
     )
     command.add_argument(

@@ -26,9 +26,7 @@ def add(commands: Commands) -> None:
     )
     command.add_argument("--only", metavar="NAMES", help="names or globs, comma-separated: apply nothing else")
     command.add_argument("--disable", metavar="NAMES", help="names or globs, comma-separated: do not apply these")
-    command.add_argument(
-        "--enable", metavar="NAMES", help="names, comma-separated: also apply these, which upstream contests"
-    )
+    command.add_argument("--enable", metavar="NAMES", help="names, comma-separated: also apply these contested patches")
     command.add_argument("--strict", action="store_true", help="a refused or failed patch stops the process")
     verbosity = command.add_mutually_exclusive_group()
     verbosity.add_argument(
@@ -46,7 +44,7 @@ def add(commands: Commands) -> None:
         "rlhf-patches run --report run.jsonl -- torchrun train.py; rlhf-patches report run.jsonl",
     )
     command.add_argument(
-        "file", nargs="+", metavar="FILE", help="the file that RLHF_PATCHES_REPORT names, of every host"
+        "file", nargs="+", metavar="FILE", help="report files (RLHF_PATCHES_REPORT), one for each host"
     )
     add_output(command)
 

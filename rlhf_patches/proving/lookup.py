@@ -63,7 +63,7 @@ def how_to_prove(patch: KnownBug) -> str:
     located = proof_of(patch)
     if located is None:
         why = why_none(patch)
-        return f"`rlhf-patches prove` has no proof of it{f': {why}' if why else ''}."
+        return f"`rlhf-patches prove` has no proof of this patch{f': {why}' if why else ''}."
     proof = located.proof
     cases = "; ".join(case.words or case.title for case in proof.cases if case.patch == patch.name)
     ranks = f" on {proof.ranks} ranks" if proof.ranks > 1 else ""
