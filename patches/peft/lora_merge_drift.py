@@ -14,19 +14,23 @@ PATCH = Patch(
     when="LoRA on a model in bfloat16 or float16, and merge_adapter() at each synchronisation with vLLM",
     symptom="""\
 RLHF with LoRA on a model in bfloat16 that sends weights to vLLM by `merge_adapter()` and `unmerge_adapter()` (TRL,
-ms-swift): the frozen base weights change slightly with every synchronisation, without an error; after 100
-synchronisations by 0.6 to 3 % of their mean size (measured here; more with larger adapters). The change affects the
-trained model, the reference (the same weights without the adapter) and the saved adapter: loaded onto the original
-model, the adapter is another policy than the evaluated one.""",
+ms-swift): the frozen base weights change slightly with every synchronisation, without an error. After 100
+synchronisations they have changed by 0.6 to 3 % of their mean size (measured here; more with larger adapters). The
+change affects the trained model, the reference (the same weights without the adapter) and the saved adapter: loaded
+onto the original model, the adapter is another policy than the evaluated one.""",
     cause="""\
 `Linear.merge` adds the adapter's product to the weight and rounds the sum to the weight's dtype; `Linear.unmerge`
 subtracts the product and rounds again. The second rounding does not recover what the first one dropped.""",
     repair="""\
-`merge` keeps a copy of the weight, and `unmerge` restores it, if that certainly undoes the merge and nothing else: the
-kept weight with the same adapters merged into it again must be the present weight, bit for bit. PEFT's own way is
-taken if the weight, the adapter or its scaling has changed in between, if DoRA, another variant or `lora_bias` is
-merged, if the weight is quantised, in float32, a shard (DTensor) or partitioned by ZeRO-3 (which drops the merged
-weight itself), for embeddings, convolutions and `target_parameters`, and if there is no memory for the copy.
+`merge` keeps a copy of the weight. `unmerge` restores the copy if that undoes exactly the merge: the copy with the same
+adapters merged into it again must be the present weight, bit for bit. PEFT's own way is taken in these cases:
+
+- the weight, the adapter or its scaling has changed in between;
+- DoRA, another variant or `lora_bias` is merged;
+- the weight is quantised, in float32, a shard (DTensor), or partitioned by ZeRO-3, which drops merged weights itself;
+- embeddings, convolutions and `target_parameters`;
+- there is no memory for the copy.
+
 `merge_and_unload` makes no copy, since its result cannot be unmerged. The merged weights, which vLLM gets, are
 unchanged. `rlhf_patches.report()` counts the layers that were unmerged either way.
 

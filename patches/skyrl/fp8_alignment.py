@@ -182,9 +182,9 @@ parallelism need to split the tokens: 1, 2, 4 and so on. Neither considers FP8. 
 tensor-parallel size and 8: for a size of 6 the result is not a multiple of 6, and with context or sequence parallelism
 a rank holds only a part of the tokens. 0.3.0 pads to multiples of 16 on each context-parallel rank, for any recipe.""",
     repair="""\
-If the model's config sets `fp8`, the patch pads sequences to the least common multiple of the number that parallelism
-needs (`tp`, or `2 * tp * cp` with context parallelism) and the recipe's number for each rank's part: times `cp`, and
-times `tp` with `sequence_parallel`, because TransformerEngine checks the part before it gathers it.
+If the model's config sets `fp8`, the patch pads sequences to the least common multiple of two numbers. Parallelism
+needs `tp`, or `2 * tp * cp` with context parallelism. The recipe needs its number from the table, times `cp`, and times
+`tp` with `sequence_parallel`, because TransformerEngine checks a rank's part before it gathers it.
 
 | `fp8_recipe` | tokens on a rank are a multiple of | from |
 | --- | --- | --- |

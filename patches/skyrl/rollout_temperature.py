@@ -98,10 +98,10 @@ The patch requests `processed_logprobs` from vLLM, as SkyRL itself does in 0.4.0
 and as TRL and ms-swift do: log softmax(logits / T), which is what training computes. `engine_init_kwargs.logprobs_mode`
 takes precedence.
 
-The following stay as released: a temperature of 1 or 0 in training; `top_p`, `top_k`, `min_p`, penalties and other
-settings that vLLM counts as processed, in `sampling_params` or its `additional_kwargs`: with these settings processed
-log-probabilities cover fewer tokens, which training does not compute either; servers that the user has started; and
-vLLM before 0.10.2.""",
+The following stay as released: a temperature of 1 or 0 in training; servers that the user has started; vLLM before
+0.10.2; and runs with `top_p`, `top_k`, `min_p`, penalties or other settings that vLLM counts as processed, in
+`sampling_params` or its `additional_kwargs`. With these settings, processed log-probabilities cover fewer tokens than
+training computes.""",
     references=(
         "https://github.com/vllm-project/vime/issues/64",
         "https://github.com/huggingface/trl/issues/4159",

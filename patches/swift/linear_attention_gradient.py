@@ -130,12 +130,15 @@ rank. The output is bitwise identical. Since 3.12.4, the gradient for earlier la
 a power of two, also with dropouts that differ between the ranks (LoRA's, after a mixture). Without sequence
 parallelism, and with TP of 1, nothing changes.
 
-The patch does not change these, and rank 0 logs one warning, if it has such a layer: since 3.12.4, a layer with a
-parameter that you have marked `sequence_parallel`, because Megatron sums the ranks' parts of its gradients, or with a
-hook of yours on a parameter; and a layer with your own `forward`, also in transformers' class, with a hook of yours, or
-with your own functions that gather or scatter between its ranks. The patch does not repair `SWIFT_USE_MCORE_GDN=1`,
-which is megatron-core's own layer (`megatron-core-gdn-norm-gradient`), or ms-swift 4.1 and later, whose models are in
-mcore-bridge.""",
+The patch does not change these, and rank 0 logs one warning, if it has such a layer:
+
+- since 3.12.4, a layer with a parameter that you have marked `sequence_parallel`, because Megatron sums the ranks'
+  parts of its gradients, or with a hook of yours on a parameter;
+- a layer with your own `forward`, also in transformers' class, with a hook of yours, or with your own functions that
+  gather or scatter between its ranks.
+
+The patch does not repair `SWIFT_USE_MCORE_GDN=1`, which is megatron-core's own layer
+(`megatron-core-gdn-norm-gradient`), or ms-swift 4.1 and later, whose models are in mcore-bridge.""",
     changes_numbers="""\
 From 3.9.0 to 3.12.3, everything before a layer of linear attention had a part of its gradient multiplied by TP, which
 accumulates over the layers. From 3.12.4 to 4.0.4, these layers' own weights had 1 / TP of their gradient. With the

@@ -53,8 +53,8 @@ PATCH = Patch(
 classifier on a gradient that is too large by the number of steps, and on several ranks also by the number of ranks:
 with eight steps on eight GPUs, by 64. Llama's and Qwen's classifiers are affected since 4.54.0, the others since
 5.0.0; with label smoothing causal LMs too, until 5.14.1; models that take `**kwargs` and are trained without `labels`,
-until 4.52.4; and TRL 1.5's PRMTrainer and GKDTrainer. A mixture's auxiliary loss counts once for every micro-batch. No
-error: the logged loss is too large by the same factor; Adam and clipping hide the gradient's.
+until 4.52.4; and TRL 1.5's PRMTrainer and GKDTrainer. The auxiliary loss of a mixture of experts counts once for every
+micro-batch. No error. The logged loss is too large by the same factor; Adam and clipping hide that of the gradient.
 
 In 5.2.0 to 5.5.3 the reverse holds: a causal LM's gradient is too **small** by the number of steps, without any sign
 in the log, while the gradient of the other models is right, and their logged loss is wrong.""",
@@ -77,11 +77,16 @@ the Accelerator no longer divides, as in 5.5.4. The patch checks the code at the
 
 The patch supports DistributedDataParallel, FSDP, DeepSpeed, PEFT, gradient checkpointing and mixed precision.
 
-**The patch does not change any other loss, and logs one line on rank 0**: with your own model, loss or head, a
-replaced entry of `LOSS_MAPPING`, a forward hook or pre-hook outside the base model, your own `training_step`, which
-may divide gradients, a `compute_loss` that does more than pass on the loss, your own label smoother, another
-`backward` of the Accelerator, a compiled model whose loss holds no `num_items_in_batch`, `torch.nn.DataParallel`,
-DeepSpeed's sequence parallelism, or an Accelerator that divides as well (`ACCELERATE_GRADIENT_ACCUMULATION_STEPS`).
+**The patch does not change any other loss, and logs one line on rank 0**, with:
+
+- your own model, loss, head, label smoother, or `training_step`, which may divide gradients;
+- a replaced entry of `LOSS_MAPPING`, or a forward hook or pre-hook outside the base model;
+- a `compute_loss` that does more than pass on the loss;
+- another `backward` of the Accelerator;
+- an Accelerator that divides as well (`ACCELERATE_GRADIENT_ACCUMULATION_STEPS`);
+- a compiled model whose loss holds no `num_items_in_batch`;
+- `torch.nn.DataParallel`, or DeepSpeed's sequence parallelism.
+
 transformers requires a `compute_loss_func` to divide by `num_items_in_batch`, so the patch skips it and logs nothing.
 The patch honours `loss_is_scaled_for_ga` and `accepts_loss_kwargs`.
 
