@@ -10,31 +10,33 @@ _FLOOR = 0.03
 _LEAST_CHANCE = 30.0
 
 LOG_PROBABILITIES = f"""\
-`log-probabilities`: the mean over the sampled tokens of |trainer - engine|, in nats, of each batch of rollouts: above
-{_LARGEST_DIFFERENCE:g}, or above {_FLOOR:g} and {_TIMES_USUAL:g} times the median of the run's first ten. Kernels that
-round differently give 0.001 to 0.03 in bfloat16, more with mixtures of experts and FP8. A policy other than the trained
-one gives 0.2 and more. Below {_FLOOR:g}, three times the median is still rounding."""
+`log-probabilities`: the mean over a batch's sampled tokens of |trainer - engine|, in nats. The watch warns above
+{_LARGEST_DIFFERENCE:g}. It also warns above {_FLOOR:g} if the value exceeds {_TIMES_USUAL:g} times the median of the
+run's first ten. Kernels that round differently give 0.001 to 0.03 in bfloat16, more with mixtures of experts and FP8,
+so a value below {_FLOOR:g} may be rounding. A policy other than the trained one gives 0.2 and more."""
 
 DROPOUT = f"""\
-Dropout that is active where the trainer computes its log-probabilities makes them differ without an error: by 0.32 nats
-with GPT-2's own dropout, and increasingly with LoRA's, whose adapters add 0 when training begins. The warning names the
-dropout first. With LoRA's dropout only the limit applies. With the model's own, a value counts if it is above both the
-limit and {_TIMES_USUAL:g} times the median of the run's first ten, so an error in all of these is not detected; a limit
-that you set applies alone. A model without dropout, or with `disable_dropout`, is checked from its first batch."""
+If dropout is active when the trainer computes log-probabilities, they differ without an error. With GPT-2's own dropout
+they differ by 0.32 nats. With LoRA's the difference grows, because adapters add 0 when training begins. The warning
+names the dropout first. With LoRA's dropout only the limit applies. With the model's own, a value counts if it is above
+both the limit and {_TIMES_USUAL:g} times the median of the run's first ten, so an error in all of these is not
+detected. A limit that you set applies alone. A model without dropout, or with `disable_dropout`, is checked from its
+first batch."""
 
 LENGTHS = """\
-`short-completions`: the share of completions with one token, if at least one of these tokens does not end a text and a
-longer prompt of the run shows that the engine's context was not full: above 0.99.
+`short-completions`: the share of completions with one token. The watch warns above 0.99, if at least one of these
+tokens does not end a text, and a longer prompt of the run shows that the engine's context was not full.
 
-`long-completions`: the number of tokens by which the longest completion exceeds the limit: above 0."""
+`long-completions`: the number of tokens by which the longest completion exceeds the limit. The watch warns above 0."""
 
 PROMPTS = """\
-`other-prompts`: rows of a batch for which the engine reports another prompt than the row's own: above 0."""
+`other-prompts`: rows of a batch for which the engine reports another prompt than the row's own. The watch warns above
+0."""
 
 EQUAL = f"""\
-`equal-completions`: for groups whose completions are all equal, -log of the chance of this, in nats, by the engine's
-log-probabilities: above {_LEAST_CHANCE:g}. A policy that has become certain repeats itself with a chance near 1;
-engines that share a seed do so with a chance below 1e-13."""
+`equal-completions`: for groups whose completions are all equal, the negative logarithm of the probability of this, in
+nats, from the engine's log-probabilities. The watch warns above {_LEAST_CHANCE:g}. A policy that has become certain
+repeats itself with a probability near 1, engines that share a seed with one below 1e-13."""
 
 SAMPLES = f"{EQUAL}\n\n{LENGTHS}"
 
