@@ -35,18 +35,22 @@ def main() -> int:
     parser.add_argument(
         "--check-patches", type=float, metavar="SHARE", help="every patch on against off, over a share of 0 to 1"
     )
-    parser.add_argument("--known-bugs", action="store_true", help="find the bugs of the catalogue in older releases")
+    parser.add_argument(
+        "--known-bugs",
+        **{"type": float, "metavar": "SHARE", "nargs": "?", "const": 1.0},
+        help="find the bugs of the catalogue in older releases, or a share of them",
+    )
     parser.add_argument("--write", action="store_true", help="write what is found into docs/hunt.md")
     options = parser.parse_args()
     chosen = Chosen(options.environment, options.names, parser)
     if chosen.nothing:
         return 0
     if options.write and (chosen.release or (options.names and options.check_patches)):
-        parser.error("--write is for the newest releases, and for all of --check-patches")
+        parser.error("--write is for the newest releases, and for all of --check-patches and --known-bugs")
     if options.check_patches is not None:
         return check_every_patch(chosen, options.check_patches, options.write)
-    if options.known_bugs:
-        return find_known(chosen, options.write)
+    if options.known_bugs is not None:
+        return find_known(chosen, options.known_bugs, options.write)
     return hunt(chosen, options.write)
 
 
@@ -139,8 +143,8 @@ def summary(verdicts: Sequence[tuple[Cell, Verdict]], spent: Sequence[float], to
     """How many of each kind, and what it cost."""
     counts = Counter(verdict.kind for _, verdict in verdicts)
     kinds = ", ".join(f"{number} {kind}" for kind, number in counts.most_common())
-    each = f"{sum(spent) / max(1, len(verdicts)):.2f} CPU s a cell, {statistics.median(spent or [0]):.2f} a run"
-    cost = f"{len(spent)} runs, {each} in the median, {sum(spent):.0f} in all; {took:.0f} s"
+    each = f"{sum(spent) / max(1, len(verdicts)):.2f} per cell, {statistics.median(spent or [0]):.2f} per run (median)"
+    cost = f"{len(spent)} runs in {took:.0f} s; {sum(spent):.0f} CPU s, {each}"
     return f"{len(verdicts)} cells: {kinds}; {cost}"
 
 
@@ -161,20 +165,20 @@ def check_every_patch(chosen: Chosen, share: float, write: bool) -> int:
                 failures.note(f"{each.name}: {finding.words}")
         spent = sum(result.seconds for result in runner.results)
     counts = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
-    words = f"{sum(kinds.values())} configurations: {counts}; {spent:.0f} CPU s, {time.monotonic() - started:.0f} s"
+    words = f"{sum(kinds.values())} configurations: {counts}; {time.monotonic() - started:.0f} s, {spent:.0f} CPU s"
     print(words)
     if write:
         page.write(chosen.environment, "check-patches", words)
     return int(bool(kinds[check_patches.BROKEN]) or not kinds[check_patches.SAME])
 
 
-def find_known(chosen: Chosen, write: bool) -> int:
+def find_known(chosen: Chosen, share: float, write: bool) -> int:
     """The bugs of known_bugs.toml, each in a release that has it."""
     started, known, rows = time.monotonic(), cells.reasons(), []
     every = trainers.every()
     seen = [each for each in known_bugs.seen(every, relations.every()) if each.cell.trainer.name in chosen.trainers]
     with running() as runner:
-        for each, verdict in judged(seen, lambda each: cells.judge(each.cell, runner, known, each.bug)):
+        for each, verdict in judged(seen[:: round(1 / share)], lambda each: cells.judge(each.cell, runner, known, each.bug)):
             found = verdict.kind == cells.KNOWN and each.bug in verdict.why
             rows.append((each, verdict, found))
             print(f"{'found' if found else 'MISSED':<7}{each.bug:<40} {each.cell.name}: {verdict.words}", flush=True)

@@ -80,9 +80,9 @@ gradient is NaN as well with GSPO, up to 0.10.2 in general, and where a filtered
 ratio is clamped first, which also removes the gradient of a masked NaN: with PPO only the loss is NaN there. Filters of
 whole sequences compare with NaN and drop every sequence that has a NaN in its padding.""",
     repair="""\
-The patch selects differences of log-probabilities, advantages and divergences by `action_mask` before any computation,
-and importance weights by the filters: exact zeros, in forward and in the gradient. Loss and gradient of trained tokens
-are bitwise identical: the clipped objective of PPO (Schulman et al.,
+Before any computation, the patch sets masked differences of log-probabilities, advantages and divergences to zero
+(`action_mask`), and filtered importance weights too. They are exact zeros, in forward and in the gradient. Loss and
+gradient of trained tokens are bitwise identical: the clipped objective of PPO (Schulman et al.,
 [arXiv:1707.06347](https://arxiv.org/abs/1707.06347), equation 7), with dual clipping (Ye et al.,
 [arXiv:1912.09729](https://arxiv.org/abs/1912.09729), equation 5), and GSPO (Zheng et al.,
 [arXiv:2507.18071](https://arxiv.org/abs/2507.18071), equation 5). A divergence that filters whole sequences (0.11.2)

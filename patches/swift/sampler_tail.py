@@ -128,9 +128,10 @@ The patch does not repair streamed data sets, which drop the last batches if the
     changes_numbers="""\
 Since ms-swift 3.3.0, the last samples of a data set, fewer than the number of data-parallel ranks, were never trained
 on. With the patch, if the ranks do not divide the data set, an epoch has another order, one sample more per rank, and
-possibly one step more, to which learning rate schedules are fitted. A run that is resumed within an epoch skips the
-same number of batches of the new order: finish that epoch with `RLHF_PATCHES_DISABLE=swift-sampler-tail`, or resume
-from a checkpoint at the end of an epoch. No other earlier training has to be repeated.""",
+possibly one step more. Learning rate schedules are fitted to that number of steps. A run that is resumed within an
+epoch skips the same number of batches of the new order: finish that epoch with
+`RLHF_PATCHES_DISABLE=swift-sampler-tail`, or resume from a checkpoint at the end of an epoch. You need not repeat any
+other training.""",
     references=("https://github.com/modelscope/ms-swift/pull/9907",),
     variants=(
         Variant(Guard("ms-swift", ">=3.3.0,<3.12.0"), _changes("swift.llm.data_loader", _PARTS)),

@@ -53,9 +53,9 @@ the gradients are transposed, and the gradients of a sum are one expanded elemen
 addition, 2.2.0 to 2.4.0 divide the gradients by the number of tokens, even if the loss is not their mean.
 TransformerEngine's tests did not detect the bug, since the kernel is skipped for a gradient of 1.""",
     repair="""\
-The patch multiplies with torch's own operator, in place, each token's row by its own gradient, in float32 and rounded
-once. The host reads nothing, so CUDA graphs (`is_cg_capturable`, 2.7.0 and later) capture the call. The patch reverts
-the factor of 2.2.0 to 2.4.0. Gradients of a mean (`reduce_loss=True`) are bitwise identical.
+The patch multiplies each token's row in place by that token's own gradient. It uses torch's own operator, in float32,
+and rounds once. The host reads nothing, so CUDA graphs (`is_cg_capturable`, 2.7.0 and later) capture the call. The
+patch reverts the factor of 2.2.0 to 2.4.0. Gradients of a mean (`reduce_loss=True`) are bitwise identical.
 
 Not repaired, since these errors occur in the kernels before:
 
@@ -67,7 +67,8 @@ Not repaired, since these errors occur in the kernels before:
 - label smoothing on tensor-parallel ranks: each rank's loss has its own part of the vocabulary only (up to 2.18.0);
 - gradients of bfloat16 logits are rounded to bfloat16 two or three times (up to 2.17.1).
 
-Of these, Megatron is affected by the first, but nothing reads its logits again, and by the last.""",
+Of these, the first and the last affect Megatron. The first does no harm there, because nothing reads its logits
+again.""",
     changes_numbers="""\
 TransformerEngine 2.2.0 to 2.7.0 gave every token the weight of the first token in its gradient, and 2.8.0 to 2.10.0
 gave tokens the weights of other tokens where a micro-batch had more than one sequence. A run that was trained with this
