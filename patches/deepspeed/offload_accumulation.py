@@ -35,7 +35,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="ZeRO-2 with an offloaded optimizer drops the gradients of micro-batches",
     when="ZeRO-2, offload_optimizer, and more than one backward() a step",
-    excluded_by=("zero_optimization.stage=absent|0|3", "zero_optimization.offload_optimizer.device=none"),
+    excluded_by=("zero_optimization.stage=absent|0|3", "zero_optimization.offload_optimizer.device=none|absent"),
     symptom="""\
 ZeRO-2 with `offload_optimizer` (`"device": "cpu"`) trains on a part of the batch, without an error. With
 `gradient_accumulation_steps` of 3 or more, only the first and the last micro-batch count. If

@@ -28,7 +28,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="the gradient of the k3 KL is NaN where the KL is clamped",
     when="--use_kl_loss, --kl_estimator k3, and a token 88 less likely (in log-probability) than under the reference",
-    excluded_by=("kl_estimator=k1|k2",),
+    excluded_by=("kl_estimator=k1|k2", "algo.kl.estimator=k1|k2"),
     symptom="""\
 With `--use_kl_loss` and `--kl_estimator k3`, the loss is finite and its gradient is NaN, and the next optimizer step
 sets every weight to NaN. This occurs if a token's log-probability under the policy is lower than under the reference by

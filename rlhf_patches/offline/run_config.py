@@ -10,17 +10,17 @@ import contextlib
 import json
 import math
 import os
-import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from ..definitions.bug import KnownBug
-from . import inputs, run_yaml, yaml_nodes
+from . import inputs, run_script, run_yaml, yaml_nodes
 from .inputs import InputError
 from .run_yaml import RunConfigError
+from .shell import Word
 
 _LARGEST = 2**20
 _ABSENT = "absent"
@@ -29,18 +29,16 @@ _ZERO, _DEVICE = "zero_optimization", "zero_optimization.offload_optimizer.devic
 _SAME = {
     "deepspeed_config.zero_stage": f"{_ZERO}.stage",
     "zero_stage": f"{_ZERO}.stage",
+    "ds.zero_stage": f"{_ZERO}.stage",  # OpenRLHF's
+    "deepspeed_config.gradient_accumulation_steps": "gradient_accumulation_steps",
     "deepspeed_config.offload_optimizer_device": _DEVICE,
     "offload_optimizer_device": _DEVICE,
     f"{_ZERO}.cpu_offload": f"{_ZERO}.offload_optimizer",
 }
+# ms-swift's names of the DeepSpeed configurations that it contains: the stage and the optimizer's device.
+_PRESETS = {f"zero{stage}": (f"{stage}", "none") for stage in range(4)}
+_PRESETS |= {f"zero{stage}_offload": (f"{stage}", "cpu") for stage in (2, 3)}
 _NAMES_A_FILE = ("deepspeed", "deepspeed_config", "deepspeed_config.deepspeed_config_file", "config", "config_file")
-# A word that may expand to several or none, or names a file with more words.
-_PURE = re.compile(r"\$\w+|\$[@*#]|\$\{[^}]*\}|\$\(.*|`.*|@\S+|.*\n.*", re.DOTALL)
-_OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w/@-]*(?:\.[\w-]+)+)=(.*)", re.DOTALL)
-_REDIRECTIONS = ("<", ">", ">>", "<<<")
-_ASSIGNMENT = re.compile(r"\w+\+?=")
-# Commands that never start a run.
-_PREPARING = ("set", "cd", "export", "unset", "ulimit", "mkdir", "echo", "sleep", "source", ".", "pip", "module", "tee")
 _WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
@@ -113,8 +111,11 @@ class RunConfig:
         elif file.endswith((".yml", ".yaml")):
             settings = list(_of_yaml(text, what))
         else:
-            settings = list(_of_command_lines(text, what))
-        if not any(each.key for each in settings) and what not in self._of_deepspeed:
+            options = run_script.read(text, what, None if file == "-" else Path(file).parent)
+            settings = [_setting(key, value, f"{what}:{line}") for key, value, line in options.settings]
+            settings += [Setting("", why, what) for why in options.unclear]
+            self.notes += options.notes
+        if not settings and what not in self._of_deepspeed:
             raise RunConfigError(
                 f"{what} contains no settings: expected DeepSpeed's JSON, accelerate's YAML, a trainer's arguments as "
                 "YAML or JSON, or a command line with its options"
@@ -128,6 +129,9 @@ class RunConfig:
         if key == "":
             self.notes.append(f"{place}: {value}; no bug is excluded")
             self._settings.append(Setting("", None, place))
+        elif key == "deepspeed" and value in _PRESETS and not os.path.exists(value):
+            stage, device = _PRESETS[value]
+            self._settings += [Setting(f"{_ZERO}.stage", stage, place), Setting(_DEVICE, device, place)]
         elif key in _NAMES_A_FILE:
             if value is None:
                 self._settings.append(Setting(_ZERO, None, place))
@@ -202,64 +206,11 @@ def _of_yaml(text: str, place: str) -> Iterator[Setting]:
     except yaml_nodes.NotYaml as error:
         raise RunConfigError(str(error)) from error
     if isinstance(root, yaml.SequenceNode):  # .hydra/overrides.yaml
-        yield from _of_words([str(each.value) for each in root.value if isinstance(each, yaml.ScalarNode)], place)
+        words = [Word(str(each.value), yaml_nodes.line_of(each)) for each in root.value]
+        for key, word, number in run_script.of_words(words):
+            yield _setting(key, word, f"{place}:{number}")
     elif isinstance(root, yaml.MappingNode):
         for key, value, number in run_yaml.settings(root, place):
             yield _setting(key, value, f"{place}:{number}")
     elif root is not None:
         raise RunConfigError(f"{yaml_nodes.at(place, root)}: expected a YAML mapping, or a list of overrides")
-
-
-def _of_command_lines(text: str, place: str) -> Iterator[Setting]:
-    """The options of the only command; with several, the run's own is unknown."""
-    commands = [words for words in _commands(text, place) if words and not _prepares(words)]
-    for words in commands:
-        yield from _of_words(words, place)
-    if len(commands) > 1:
-        yield Setting("", f"there are {len(commands)} commands: give only the run's own", place)
-
-
-def _prepares(words: Sequence[str]) -> bool:
-    return words[0] in _PREPARING or all(_ASSIGNMENT.match(word) for word in words)
-
-
-def _commands(text: str, place: str) -> Iterator[list[str]]:
-    lines = (line for line in text.replace("\r\n", "\n").split("\n") if not line.lstrip().startswith("#"))
-    # A comment at a line's end counts, too: it can only exclude fewer bugs.
-    lexer = shlex.shlex("\n".join(lines).replace("\\\n", ""), posix=True, punctuation_chars=";&|<>\n")
-    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
-    command: list[str] = []
-    try:
-        for word in lexer:
-            if word.strip("&") in _REDIRECTIONS:  # the target counts as a word: in a quotation it may be one
-                if word == ">&" and command and command[-1] in ("1", "2"):  # 2>&1
-                    command.pop()
-            elif word and not word.strip(";&|\n"):
-                yield command
-                command = []
-            else:
-                command.append(word)
-    except ValueError as error:
-        raise RunConfigError(f"{place} is not a valid command line: a quotation is not closed") from error
-    yield command
-
-
-def _of_words(words: Sequence[str], place: str) -> Iterator[Setting]:
-    """Options (``--key value``, ``--key=value``, ``--key``) and Hydra's overrides (``a.b=value``)."""
-    number = 0
-    while number < len(words):
-        word = words[number]
-        number += 1
-        override = _OVERRIDE.fullmatch(word)
-        if word.startswith("--") and len(word) > 2:
-            key, sign, value = word[2:].partition("=")
-            if not sign:
-                following = words[number] if number < len(words) else ""
-                takes_it = following and not re.match(r"-[^\d.]", following) and not _PURE.fullmatch(following)
-                value = following if takes_it and not _OVERRIDE.fullmatch(following) else "true"
-                number += value is following
-            yield _setting(key.replace("-", "_"), value, place)
-        elif override is not None:
-            yield _setting(override[1], override[2], place)
-        elif _PURE.fullmatch(word):
-            yield Setting("", f"{word:.50} may add options: replace it by its value", place)

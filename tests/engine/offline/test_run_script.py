@@ -1,0 +1,163 @@
+"""``rlhf-patches audit --config SCRIPT``: a script's options are those that a shell would pass to the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlhf_patches.definitions import registry
+from rlhf_patches.offline import run_script, shell
+from rlhf_patches.offline.run_config import RunConfig
+
+PATCHES = {item.patch.name: item.patch for item in registry.load()[0]}
+DAPO, ANSWER, ZERO2, OFFLOAD = (
+    "trl-grpo-dapo-scale",
+    "verl-reward-on-answer",
+    "deepspeed-zero2-accumulation",
+    "deepspeed-offload-accumulation",
+)
+
+
+@pytest.fixture
+def excluded(tmp_path, monkeypatch):
+    """Whether files, given as texts by name, exclude a bug; and what is said about them."""
+    monkeypatch.chdir(tmp_path)
+
+    def read(name, files):
+        for file, text in files.items():
+            Path(file).write_text(text)
+        run = RunConfig([file for file in files if not file.startswith("other")])
+        return run.excludes(PATCHES[name]), run.notes
+
+    return read
+
+
+# What the shell passes to the run, in scripts as people have them.
+CERTAIN = {
+    "a comment within": (DAPO, "trl grpo --loss_type grpo  # --loss_type dapo\n"),
+    "a comment line": (DAPO, "# trl grpo --loss_type dapo\ntrl grpo --loss_type grpo\n"),
+    "a constant": (DAPO, "LOSS=grpo\ntrl grpo --loss_type $LOSS --bf16\n"),
+    "an exported one, in braces": (DAPO, "export LOSS='grpo'\ntrl grpo --loss_type=${LOSS}\n"),
+    "an array": (DAPO, 'A=(\n  --loss_type grpo  # it\n  # --loss_type dapo\n)\ntrl grpo "${A[@]}"\n'),
+    "an array that grows": (DAPO, "A=(--bf16)\nA+=(--loss_type grpo)\ntrl grpo ${A[@]}\n"),
+    "words in a constant": (DAPO, 'ARGS="--loss_type grpo --bf16"\ntrl grpo $ARGS\n'),
+    "a constant that grows": (DAPO, 'A=--bf16\nA+=" --loss_type grpo"\ntrl grpo $A\n'),
+    "words that grow": (DAPO, 'ARGS=--bf16\nARGS="$ARGS --loss_type grpo"\ntrl grpo $ARGS\n'),
+    "a quoted value of the environment": (DAPO, 'trl grpo --loss_type grpo --output_dir "$OUT"\n'),
+    "a default that is not needed": (DAPO, "LOSS=grpo\ntrl grpo --loss_type ${LOSS:-dapo}\n"),
+    "before the run": (
+        DAPO,
+        "source .venv/bin/activate\nconda activate x\nwandb login $KEY\ncd /x && export A=1\ntrl grpo --loss_type grpo",
+    ),
+    "a here-document": (DAPO, "cat > x.txt <<EOF\ntrl grpo --loss_type dapo\nEOF\ntrl grpo --loss_type grpo\n"),
+    "two branches that agree": (
+        DAPO,
+        "if [ $N -gt 1 ]; then\n  trl grpo --loss_type grpo --n 2\nelse\n  trl grpo --loss_type bnpo\nfi\n",
+    ),
+    "a function of its own": (DAPO, "run() {\n  trl grpo --loss_type grpo\n}\nrun\n"),
+    "bash -c": (DAPO, "bash -lc 'trl grpo --loss_type grpo'\n"),
+    "a job": (DAPO, "sbatch <<EOF\ntrl grpo --loss_type grpo\nEOF\n"),
+    "a backslash at the end": (DAPO, "trl grpo --loss_type grpo \\\n"),
+    "ray": (ANSWER, "ray job submit -- python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo\n"),
+    "OpenRLHF's newer names": (ZERO2, "deepspeed --module openrlhf.cli.train_ppo_ray --ds.zero_stage 3\n"),
+    "OpenRLHF's estimator": ("openrlhf-k3-gradient", "python -m openrlhf.cli.train_ppo_ray --algo.kl.estimator k1\n"),
+    "ms-swift's preset": (ZERO2, "swift rlhf --rlhf_type grpo --deepspeed zero3\n"),
+    "ms-swift's preset without offload": (OFFLOAD, "swift sft --deepspeed zero2\n"),
+}
+
+
+@pytest.mark.parametrize("case", CERTAIN)
+def test_what_the_run_gets_counts(excluded, case):
+    name, text = CERTAIN[case]
+    reason, _ = excluded(name, {"a.sh": text})
+    assert reason
+
+
+# What would hide a bug that the run has.
+NOT_CERTAIN = {
+    "verl's default, and a comment": (ANSWER, "python3 -m verl.trainer.main_ppo x.y=8  # algorithm.adv_estimator=grpo"),
+    "a comment that ends the command": (DAPO, "trl grpo --bf16 \\\n  # one more \\\n  --loss_type grpo\n"),
+    "one branch sets the constant": (DAPO, "LOSS=grpo\nif x; then LOSS=dapo; fi\ntrl grpo --loss_type $LOSS\n"),
+    "a condition sets it": (DAPO, "LOSS=grpo\n[ $X ] && LOSS=dapo\ntrl grpo --loss_type $LOSS\n"),
+    "a loop sets it": (DAPO, "LOSS=grpo\nfor LOSS in dapo; do trl grpo --loss_type $LOSS; done\n"),
+    "a function sets it": (DAPO, "LOSS=grpo\nf() { LOSS=dapo; }\nf\ntrl grpo --loss_type $LOSS\n"),
+    "read sets it": (DAPO, "LOSS=grpo\nread LOSS\ntrl grpo --loss_type $LOSS\n"),
+    "printf sets it": (DAPO, "LOSS=grpo\nprintf -v LOSS x\ntrl grpo --loss_type $LOSS\n"),
+    "an element": (DAPO, 'A=(--loss_type grpo)\nA[1]=dapo\ntrl grpo "${A[@]}"\n'),
+    "a file that is not there sets it": (DAPO, "LOSS=grpo\nsource settings.sh\ntrl grpo --loss_type $LOSS\n"),
+    "eval": (DAPO, "LOSS=grpo\neval $X\ntrl grpo --loss_type $LOSS\n"),
+    "a default": (DAPO, "trl grpo --loss_type ${LOSS:-grpo}\n"),
+    "a default of a constant": (DAPO, "LOSS=${LOSS:-grpo}\ntrl grpo --loss_type $LOSS\n"),
+    "an array's part": (DAPO, 'A=(--loss_type grpo)\ntrl grpo "${A[@]:1}"\n'),
+    "what a command prints": (DAPO, "LOSS=$(cat loss)\ntrl grpo --loss_type $LOSS\n"),
+    "later": (DAPO, "trl grpo --loss_type $LOSS\nLOSS=grpo\n"),
+    "in another process": (DAPO, "(LOSS=grpo)\ntrl grpo --loss_type $LOSS\n"),
+    "for another command": (DAPO, "LOSS=grpo true\ntrl grpo --loss_type $LOSS\n"),
+    "in single quotes": (DAPO, "LOSS=grpo\ntrl grpo --loss_type '$LOSS'\n"),
+    "braces": (DAPO, "trl grpo --loss_type {grpo,dapo}\n"),
+    "words that may be more": (DAPO, "trl grpo --loss_type grpo $MORE\n"),
+    "words of a constant that may be more": (DAPO, 'ARGS="--loss_type grpo $MORE"\ntrl grpo $ARGS\n'),
+    "all arguments in quotes": (DAPO, 'trl grpo --loss_type grpo "$@"\n'),
+    "a function's arguments": (DAPO, 'f() { trl grpo --loss_type grpo "$@"; }\nf --loss_type dapo\n'),
+    "a command that lacks it": (DAPO, "trl grpo --loss_type grpo\ntrl grpo --lr 1\n"),
+    "bash -c": (DAPO, "bash -c 'trl grpo --loss_type grpo --loss_type dapo'\n"),
+    "no shell": (DAPO, "trl grpo --loss_type grpo\nif x; then y 'z\n"),
+    "a word of IFS": (DAPO, "IFS=,\nA='--loss_type grpo,--loss_type dapo'\ntrl grpo --loss_type grpo $A\n"),
+    "the penalty alone would do": ("trl-vllm-raw-logprobs", "trl grpo --temperature 1.0 --repetition_penalty 1.1\n"),
+    "a preset's offload": (OFFLOAD, "swift sft --deepspeed zero2_offload\n"),
+    "another k": ("deepspeed-topk-drops", "python train.py --k 1\n"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_CERTAIN)
+def test_a_script_excludes_only_what_is_certain(excluded, case):
+    name, text = NOT_CERTAIN[case]
+    assert excluded(name, {"a.sh": text})[0] == ""
+
+
+def test_a_script_that_is_sourced_is_read(excluded):
+    script = 'D="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"\nsource "$D/other.sh"\n'
+    files = {"a.sh": script + 'trl grpo "${ARGS[@]}"\n', "other.sh": "# x\nARGS=(\n --loss_type grpo)\n"}
+    assert excluded(DAPO, files) == ("loss_type is grpo (a.sh:2)", [])
+    Path("other.sh").unlink()
+    reason, notes = excluded(DAPO, {"a.sh": files["a.sh"]})
+    assert (reason, len(notes)) == ("", 1)
+    assert notes[0].startswith("a.sh: ${ARGS[@]} may add options: replace it by its value")
+
+
+def test_lines_are_the_scripts(excluded):
+    reason, _ = excluded(DAPO, {"a.sh": "# é\nX='é'\ntrl grpo --out \"é$X é\" \\\n  --loss_type grpo\n"})
+    assert reason == "loss_type is grpo (a.sh:4)"
+
+
+def test_what_the_user_should_know_is_said_once(excluded):
+    _, notes = excluded(DAPO, {"a.sh": "trl grpo --a 1 \\\n  # x \\\n  --bf16 \\\n  --loss_type grpo\ntrl sft $A $A\n"})
+    assert notes[0].startswith("a.sh:3: --bf16 begins a command of its own, so the run does not get it: a comment ")
+    assert notes[1] == "a.sh has 2 commands (lines 1, 5): a setting counts if each of them has it"
+    assert len(notes) == 3
+
+
+def test_words_are_those_of_the_shell():
+    text = 'X=\'a  b\' Y=\nx=c\nrun \'$x\' "$x"d\\ e {f} ${x}s "a\\"b\\n" $\'g\' $x$x --k="$x y" >z 2>&1 <<<w &\n'
+    (command,) = shell.read(text).commands
+    assert [word.text for word in command.words] == [
+        "run",
+        "$x",
+        "cd e",
+        "{f}",
+        "cs",
+        'a"b\\n',
+        "$'g'",
+        "cc",
+        "--k=c y",
+    ]
+    assert [word.text for word in command.words if not word.known] == ["$'g'"]
+
+
+@pytest.mark.parametrize(
+    "words", ["pip install x", "uv pip install x", "python -m pip install x", "trl vllm-serve --model x"]
+)
+def test_commands_that_start_no_run(words):
+    options = run_script.read(f"{words} --loss_type dapo\ntrl grpo --loss_type grpo\n", "a.sh", None)
+    assert [value for _, value, _ in options.settings] == ["grpo"]
