@@ -37,15 +37,19 @@ def main() -> int:
     )
     parser.add_argument(
         "--known-bugs",
-        **{"type": float, "metavar": "SHARE", "nargs": "?", "const": 1.0},
-        help="find the bugs of the catalogue in older releases, or a share of them",
+        type=float,
+        metavar="SHARE",
+        nargs="?",
+        const=1.0,
+        help="find the catalogue's bugs in older releases: all, or a share of 0 to 1",
     )
     parser.add_argument("--write", action="store_true", help="write what is found into docs/hunt.md")
     options = parser.parse_args()
     chosen = Chosen(options.environment, options.names, parser)
     if chosen.nothing:
         return 0
-    if options.write and (chosen.release or (options.names and options.check_patches)):
+    part = options.known_bugs not in (None, 1.0) or (options.names and options.check_patches)
+    if options.write and (chosen.release or part):
         parser.error("--write is for the newest releases, and for all of --check-patches and --known-bugs")
     if options.check_patches is not None:
         return check_every_patch(chosen, options.check_patches, options.write)
@@ -178,7 +182,9 @@ def find_known(chosen: Chosen, share: float, write: bool) -> int:
     every = trainers.every()
     seen = [each for each in known_bugs.seen(every, relations.every()) if each.cell.trainer.name in chosen.trainers]
     with running() as runner:
-        for each, verdict in judged(seen[:: round(1 / share)], lambda each: cells.judge(each.cell, runner, known, each.bug)):
+        for each, verdict in judged(
+            seen[:: round(1 / share)], lambda each: cells.judge(each.cell, runner, known, each.bug)
+        ):
             found = verdict.kind == cells.KNOWN and each.bug in verdict.why
             rows.append((each, verdict, found))
             print(f"{'found' if found else 'MISSED':<7}{each.bug:<40} {each.cell.name}: {verdict.words}", flush=True)

@@ -5,7 +5,7 @@ They are data: tests/mutations/AREA.toml, one table for each,
     [[mutation]]
     name = "one-holder-is-enough"       # unique
     file = "patches/_vocab_parallel/ownership.py"
-    old = "return RULE_COVERAGE"                 # occurs once in the file
+    old = "return HELD"                 # occurs once in the file
     new = "return None"
     test = "test_whoever_holds_them"    # its name, or FILE.py::NAME, or a list; [PARAMETERS] may follow
     why = "what a user would have of it"
@@ -14,7 +14,7 @@ and further keys where they are needed: ``environment`` ("engine" unless given, 
 ``seconds`` (its time limit), ``hangs = true`` (the test does not end: the time limit is how it is noticed), and
 ``survives`` in place of ``test``: why no test can notice it.
 
-``--few`` runs the same few each time, of every folder that is mutated a twentieth, and one at least: `make test-rest`.
+``--few`` runs the same few each time, of every folder that is mutated a fortieth, and one at least: `make test-rest`.
 
 Of exhaustive tests those count that CI runs, and those that are named with their parameters. Each mutation runs in a
 copy of the tree, with environments in which that copy is what is imported: the working tree is never touched. The named
@@ -109,7 +109,7 @@ def load() -> list[Mutation]:
 
 
 def few(mutations: Iterable[Mutation]) -> list[Mutation]:
-    """Of each folder a twentieth, and one at least, by digests of the names: a new mutation moves one other at most."""
+    """Of each folder a fortieth, and one at least, by digests of the names: a new mutation moves one other at most."""
 
     def drawn(mutation: Mutation) -> tuple[bool, str]:
         return mutation.hangs, hashlib.sha256(mutation.name.encode()).hexdigest()  # what hangs takes its time limit
@@ -118,7 +118,7 @@ def few(mutations: Iterable[Mutation]) -> list[Mutation]:
     for mutation in mutations:
         if mutation.survives is None:
             by_folder.setdefault(mutation.folder, []).append(mutation)
-    return [one for found in by_folder.values() for one in sorted(found, key=drawn)[: max(1, len(found) // 20)]]
+    return [one for found in by_folder.values() for one in sorted(found, key=drawn)[: max(1, len(found) // 40)]]
 
 
 @functools.cache
