@@ -50,7 +50,7 @@ in 3.12.3. The patch does not change the loss, which slices the last stage's out
 its own `_get_kto_length` or `_get_input_tensor`, which may have the repair. 3.9.0 to 3.11.3 have the bug of 3.12.0 in
 another form. The patch does not see your own `get_input_tensor` or `set_input_tensor` of the model: if they hand out
 whole parts, disable it. It does not repair that 3.9.0 to 3.10.0 also ignore context parallelism in this line.""",
-    signatures=(Signature("RuntimeError", "cannot reshape tensor of 0 elements", specific=False),),
+    signatures=(Signature("RuntimeError", "cannot reshape tensor of 0 elements", specific=False, raised_below=True),),
     references=("https://github.com/modelscope/ms-swift/pull/7882",),
     variants=(
         Variant(

@@ -15,6 +15,15 @@ def _methods(name: str) -> dict[str, str]:
 _LOSS, _LOG = _methods("compute_loss"), _methods("log")
 _SAMPLES = (*_methods("get_batch_samples").values(), "trl.trainer.bco_trainer:BCOTrainer.get_batch_samples")
 
+
+def _called_with_more(method: str, error: str, caller: str) -> tuple[Signature, ...]:
+    """The error by its trainer: a trainer of a user's own with the same method is not TRL's."""
+    return tuple(
+        Signature("TypeError", f"{trainer}Trainer.{method}() {error}", (f"transformers.trainer:Trainer.{caller}",))
+        for trainer in ("DPO", "KTO", "BCO", "ORPO", "CPO", "Reward")
+    )
+
+
 ADVICE = Advice(
     name="trl-trainer-overrides",
     summary="DPO, KTO, ORPO, CPO and others of TRL to 0.12 do not train with a later transformers",
@@ -36,21 +45,11 @@ Trainer assumes.""",
     what_to_do="Pin `transformers<4.46` for trl before 0.12, `transformers<4.47` for 0.12, or use trl 0.13.0 or later.",
     signatures=(
         Signature("AttributeError", "'generator' object has no attribute 'generate'", _SAMPLES, specific=False),
-        Signature(
-            "TypeError",
-            "Trainer.get_batch_samples() takes 3 positional arguments but 4 were given",
-            ("transformers.trainer:Trainer._inner_training_loop",),
+        *_called_with_more(
+            "get_batch_samples", "takes 3 positional arguments but 4 were given", "_inner_training_loop"
         ),
-        Signature(
-            "TypeError",
-            f"compute_loss() got an unexpected keyword argument '{_ITEMS}'",
-            ("transformers.trainer:Trainer.training_step",),
-        ),
-        Signature(
-            "TypeError",
-            "Trainer.log() takes 2 positional arguments but 3 were given",
-            ("transformers.trainer:Trainer._maybe_log_save_evaluate",),
-        ),
+        *_called_with_more("compute_loss", f"got an unexpected keyword argument '{_ITEMS}'", "training_step"),
+        *_called_with_more("log", "takes 2 positional arguments but 3 were given", "_maybe_log_save_evaluate"),
     ),
     references=(
         "https://github.com/huggingface/trl/issues/2445",

@@ -8,7 +8,7 @@ import json
 from ..definitions import pages, registry
 from ..definitions.patch import Advice
 from ..definitions.words import plural, printable
-from ..offline import diagnose, hangs, inputs, logs
+from ..offline import diagnose, hangs, hints, inputs, logs
 from ..offline.diagnose import Diagnosis
 from ..offline.hangs import Group, Stack, Standing, Timeout
 from ..offline.logs import Logs
@@ -46,19 +46,23 @@ def add(commands: Commands) -> None:
 def _diagnose(options: argparse.Namespace) -> int:
     registered, failures = registry.load()
     read = logs.Logs(options.log)
-    standing = Standing()
-    diagnoses, count = diagnose.diagnose(read, registered, standing)
+    standing, advised = Standing(), hints.Hints()
+    diagnoses, count = diagnose.diagnose(advised.observed(read), registered, standing)
+    explained = [one.first.message for one in diagnoses if not isinstance(one.first, Stack)]
+    further = advised.of_others(explained)
     understood = count or standing.count
     if not understood and not read.problems:
         raise UsageError(f"no exception and no hang in {_what(read)}: {_EXPECTED}")
     if options.json:
-        print(json.dumps(_all_as_json(diagnoses, count, standing, read), indent=2))
+        print(json.dumps(_all_as_json(diagnoses, count, standing, read) | {"hints": further}, indent=2))
     elif options.quiet:
         for one in diagnoses:
             output.complain(f"{one.item.patch.name} ({_how_sure(one)}), {_where(one, read)}")
     elif understood:
         _print_standing(standing, read)
         _print(diagnoses, count, read)
+        for line in further:
+            output.print_sentence(line)
     for line in read.problems + ([] if options.quiet else read.left_out):
         output.complain(line)
     output.complain_of_plugins(failures)
@@ -90,6 +94,14 @@ def _print_standing(standing: Standing, read: Logs) -> None:
             print(printable(f"    {_sign(group)}: {whose}first at {_where(group, read)}"))
         if len(groups) > _MOST_GROUPS:
             print(f"    and {len(groups) - _MOST_GROUPS} more, see --json")
+    for groups in standing.disagreeing():
+        first = groups[0].first
+        number = first.sequence if isinstance(first, Timeout) else ""
+        each = " and ".join(f"{_collective(group)} on {_ranks(group.ranks)}" for group in groups)
+        output.print_sentence(
+            f"Collective number {number} is {each}: these ranks run different code before it. Look for what differs "
+            "between them: a condition on the rank, on its data, or on a metric."
+        )
     if standing.timeouts and not standing.stacks:
         print("`py-spy dump --pid PID` shows where a waiting rank is; with TORCH_NCCL_TRACE_BUFFER_SIZE=2000 NCCL's")
         print("watchdog logs it. `diagnose` reads both.")
@@ -104,6 +116,8 @@ def _collective(group: Group) -> str:
 def _sign(group: Group) -> str:
     first = group.first
     if isinstance(first, Timeout):
+        if first.notice:
+            return first.notice
         number = f" number {first.sequence}" if first.sequence else ""
         limit = f" after {int(first.milliseconds) / 1000:g} s" if first.milliseconds else ""
         return f"{first.collective or 'a collective'}{number} of {first.backend}{limit}"
@@ -119,6 +133,8 @@ def _group_as_json(group: Group) -> dict[str, object]:
             "backend": first.backend,
             "sequence": first.sequence,
             "milliseconds": first.milliseconds,
+            "group": first.group,
+            "notice": first.notice,
         }
     else:
         more = {"frames": [f"{frame.file}:{frame.function}" for frame in first.frames]}
@@ -160,8 +176,14 @@ def _how_sure(one: Diagnosis) -> str:
         return "certain (exception, message and function match)"
     if one.match == diagnose.LIKELY:
         return "likely (exception and message match; no traceback)"
+    if one.doubt:
+        return f"possible (the log names {one.doubt}, which does not have this bug)"
     if isinstance(one.first, Stack):
         return "possible (a stack passes through its function)"
+    if diagnose.OUT_OF_MEMORY in one.first.message:
+        return "possible (memory runs out in its function)"
+    if not one.first.frames and not one.first.cut:
+        return "possible (no traceback, and any package raises this message)"
     return f"possible (in the traceback {one.first.cut or 'frames are missing'})"
 
 

@@ -23,16 +23,19 @@ class Signature:
 
     Attributes:
         exception: the exception's type, without the module.
-        message: a part of the first line of the exception's text; empty for any text.
+        message: a part of the first line of the exception's text, from the beginning of a word; empty for any text.
         frames: functions, ``module:qualified.name``, one of which is in the traceback; if empty, the targets of the
             patch's changes.
         specific: whether the text identifies this bug even without a traceback. An empty text never does.
+        raised_below: whether code of other packages raises it that the function calls with wrong values. Otherwise a
+            traceback that goes on into another package is of another bug; torch does not count as one.
     """
 
     exception: str
     message: str = ""
     frames: tuple[str, ...] = ()
     specific: bool = True
+    raised_below: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.exception, str) or not self.exception.isidentifier():

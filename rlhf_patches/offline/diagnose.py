@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..definitions.bug import KnownBug, Signature
+from ..definitions.listed import ListedGuard
 from ..definitions.registry import Registered
-from . import hangs
-from .hangs import Frame, Stack, Standing, Timeout
-from .tracebacks import FRAMES, HEAD, TAIL, Raised
+from ..guards.versions import Verdict, judge
+from . import frames, hangs
+from .frames import Frame
+from .hangs import Stack, Standing, Timeout
+from .log_versions import Named
+from .tracebacks import FRAMES, HEAD, LAZY, TAIL, Event, Raised
 
 CERTAIN, LIKELY, POSSIBLE = MATCHES = ("certain", "likely", "possible")
 """Exception, text and function match; exception and text, without a traceback; one of these is cut off or missing."""
 
+OUT_OF_MEMORY = "CUDA out of memory"
 _LEAST = 4  # the fewest characters by which a text that is cut off is recognised
+_IMPORTS = ("ImportError", "ModuleNotFoundError")
+_INTERRUPT = "KeyboardInterrupt"
+_WORD = re.compile(r"\w")
+_MOST_VERSIONS = 20  # of one distribution
 
 
 @dataclass
@@ -27,6 +37,7 @@ class Diagnosis:
         first: the first occurrence.
         times: the number of occurrences.
         ranks: the ranks, as far as the logs name them.
+        doubt: why it may be another bug, although exception, text and function match; or "".
     """
 
     item: Registered
@@ -34,6 +45,7 @@ class Diagnosis:
     first: Raised | Stack
     times: int = 1
     ranks: set[str] = field(default_factory=set)
+    doubt: str = ""
 
     @property
     def sure(self) -> bool:
@@ -42,7 +54,7 @@ class Diagnosis:
 
 
 def diagnose(
-    log: Iterable[Raised | Timeout | Stack], registered: Sequence[Registered], standing: Standing | None = None
+    log: Iterable[Event], registered: Sequence[Registered], standing: Standing | None = None
 ) -> tuple[list[Diagnosis], int]:
     """Match every exception with every patch, and every stack with the patches for hangs.
 
@@ -55,10 +67,17 @@ def diagnose(
         the bugs, in the order of `MATCHES`, then of occurrence; and the number of exceptions.
     """
     known = [(item, signature) for item in registered for signature in item.patch.signatures]
+    memory = [(item, _targets(item.patch)) for item in registered if item.patch.harm == "memory"]
     waits = _Waits(registered, Standing() if standing is None else standing)
+    named: dict[str, list[str]] = {}
     diagnoses: dict[str, Diagnosis] = {}
     count = 0
     for event in log:
+        if isinstance(event, Named):
+            found = named.setdefault(event.distribution, [])
+            if len(found) < _MOST_VERSIONS:
+                found.append(event.version)
+            continue
         waits.add(event)
         if not isinstance(event, Raised):
             continue
@@ -67,12 +86,35 @@ def diagnose(
             match = _fits(signature, item.patch, event)
             if match is not None:
                 _note(diagnoses, item, match, event)
+        if OUT_OF_MEMORY in event.message:
+            for item, targets in memory:
+                if _failed_in(targets, event.frames):
+                    _note(diagnoses, item, POSSIBLE, event)
     sure_texts = {_text(one.first) for one in diagnoses.values() if one.sure}
     # Drop the same text without a frame: a traceback already shows which framework raised it.
     kept = [one for one in diagnoses.values() if one.sure or _text(one.first) not in sure_texts]
-    named = {one.item.patch.name for one in kept}
-    kept += [one for one in waits.possible() if one.item.patch.name not in named]
+    names = {one.item.patch.name for one in kept}
+    kept += [one for one in waits.possible() if one.item.patch.name not in names]
+    for one in kept:
+        one.doubt = _unaffected(one.item.patch, named)
+        if one.doubt:
+            one.match = POSSIBLE
     return sorted(kept, key=lambda one: _order(one.match)), count
+
+
+def _unaffected(patch: KnownBug, named: dict[str, list[str]]) -> str:
+    """The version that the log names and that does not have the bug; empty if one has, or none is named."""
+    for distribution, found in named.items():
+        guards = {
+            ListedGuard(distribution, guard.versions)
+            for variant in patch.variants
+            for guard in (variant.guard, variant.guard.co_installed)
+            if guard is not None and guard.distribution == distribution
+        }
+        verdicts = [judge(guard, version).verdict for guard in guards for version in found]
+        if verdicts and all(verdict is Verdict.OUTSIDE for verdict in verdicts):
+            return f"{distribution} {found[0]}"
+    return ""
 
 
 def _text(first: Raised | Stack) -> tuple[str, str]:
@@ -100,15 +142,19 @@ class _Waits:
 
     def add(self, event: Raised | Timeout | Stack) -> None:
         if isinstance(event, Raised):
-            if not event.frames or hangs.timeout(event.message, event.line, event.stream, event.rank) is None:
+            is_wait = event.exception == _INTERRUPT or hangs.timeout(event.message, event.line, event.stream, "")
+            if not event.frames or not is_wait:
                 return
             event = Stack(event.frames[::-1], event.line, event.stream, event.rank, event.file)
         self._standing.add(event)
         if isinstance(event, Timeout):
             return
         for item, targets in self._known:
-            if _through(targets, event.frames):
-                waits = hangs.collective(event.frames) or hangs.waits_for_process(event.frames)
+            if not frames.through(targets, event.frames):
+                continue
+            process = hangs.waits_for_process(event.frames)
+            if process or hangs.stands_in(targets, event.frames):
+                waits = process or hangs.collective(event.frames)
                 _note(self._waiting if waits else self._elsewhere, item, POSSIBLE, event)
 
     def possible(self) -> list[Diagnosis]:
@@ -131,17 +177,43 @@ _order = MATCHES.index
 def _fits(signature: Signature, patch: KnownBug, raised: Raised) -> str | None:
     """How certain it is that the exception is the bug; None if it is not."""
     wanted = signature.frames or _targets(patch)
-    if raised.exception != signature.exception or signature.message not in raised.message:
+    if raised.exception != signature.exception or not _has(raised.message, signature.message):
         goes_on = raised.cut == TAIL and _may_go_on(signature, raised)
-        return POSSIBLE if goes_on and _through(wanted, raised.frames) else None
+        return POSSIBLE if goes_on and frames.through(wanted, raised.frames) else None
     # An unspecific text is no evidence by itself, nor with another traceback.
-    if _through(wanted, raised.near if signature.specific else raised.frames):
-        return CERTAIN
+    if frames.through(wanted, raised.frames):
+        if not signature.raised_below and not frames.fails_within(wanted, raised.frames):
+            return None
+        return POSSIBLE if raised.cut == LAZY else CERTAIN
+    if signature.specific and frames.through(wanted, raised.near):
+        return CERTAIN if signature.raised_below or frames.fails_within(wanted, raised.near) else POSSIBLE
+    of_any_import = signature.exception in _IMPORTS
     if not raised.frames:
-        return LIKELY if signature.specific else None
-    if raised.cut in (HEAD, FRAMES) and (signature.message or not _elsewhere(wanted, raised.frames)):
-        return POSSIBLE
+        return None if not signature.specific else POSSIBLE if of_any_import else LIKELY
+    if raised.cut in (HEAD, FRAMES):
+        last = frames.failing(raised.frames)
+        elsewhere = last is not None and not any(frames.is_of(target, last) for target in wanted)
+        if elsewhere and (of_any_import or not signature.specific):
+            return None
+        if signature.message or not _elsewhere(wanted, raised.frames):
+            return POSSIBLE
     return POSSIBLE if signature.specific and not _elsewhere(wanted, raised.frames) else None
+
+
+def _has(text: str, part: str) -> bool:
+    """Whether a text has a part, from the beginning of a word: MyTrainer.log() is not Trainer.log()."""
+    if not part:
+        return True
+    before, found, _ = text.partition(part)
+    return bool(found) and not (_WORD.match(before[-1:]) and _WORD.match(part))
+
+
+def _failed_in(targets: Iterable[str], stack: Sequence[Frame]) -> bool:
+    """Whether one of the functions failed, or a function of its module that it called."""
+    last = frames.failing(stack)
+    return last is not None and any(
+        frames.through((target,), stack) and frames.is_of_module(target, last) for target in targets
+    )
 
 
 def _may_go_on(signature: Signature, raised: Raised) -> bool:
@@ -153,19 +225,7 @@ def _may_go_on(signature: Signature, raised: Raised) -> bool:
     return raised.exception == signature.exception and any(map(wanted.startswith, ends))
 
 
-def _through(wanted: Iterable[str], frames: Sequence[Frame]) -> bool:
-    return any(_is(target, frame) for target in wanted for frame in frames)
-
-
-def _is(target: str, frame: Frame) -> bool:
-    module, _, qualname = target.partition(":")
-    if frame.function.rpartition(".")[2] != qualname.rpartition(".")[2]:
-        return False
-    path = "/" + module.replace(".", "/")
-    return ("/" + frame.file.replace("\\", "/")).endswith((f"{path}.py", f"{path}/__init__.py"))
-
-
-def _elsewhere(wanted: Iterable[str], frames: Sequence[Frame]) -> bool:
+def _elsewhere(wanted: Iterable[str], stack: Sequence[Frame]) -> bool:
     """Whether there is a traceback and it passes through none of the wanted modules."""
     files = {"/" + target.partition(":")[0].replace(".", "/") for target in wanted}
-    return bool(frames) and not any(file in "/" + frame.file for file in files for frame in frames)
+    return bool(stack) and not any(file in "/" + frame.file for file in files for frame in stack)

@@ -10,17 +10,28 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+from . import frames
+from .frames import Frame, shortened
 
 _MOST_STACKS = 64  # open stacks; with more, the oldest are dropped
 _MOST_FRAMES = 100  # faulthandler's own limit
 _MOST_GROUPS = 64
 _MOST_RANKS = 100_000
-_LONGEST_PATH = 500
-_LONGEST_NAME = 200
 _WATCHDOG = re.compile(r"\[(?:[^\[\]\n]{0,99}\s)?Rank (\d{1,9})\] Watchdog caught collective operation timeout: ")
 _WORK = re.compile(r"WorkNCCL\((?:SeqNum=(\d{1,20}), )?OpType=(\w{1,60})")
 _LIMIT = re.compile(r"\bTimeout\(ms\)=(\d{1,15})")
+_GROUP = re.compile(r"\[PG (?:ID )?(\d{1,9})\b")
+_ELSEWHERE = "a collective of {} has timed out"
+_SIGNAL = r"Received a dump signal due to a collective timeout from\s{1,3}(rank \d{1,9}|this local rank)"
+_NOTICES = (  # what a rank logs that has not timed out itself, or without naming the collective
+    (rf"Rank (\d{{1,9}})\] {_SIGNAL}", _ELSEWHERE),
+    (r"Rank (\d{1,9})\] Observed flight recorder dump signal from (another rank|rank \d{1,9})", _ELSEWHERE),
+    (
+        r"Rank (\d{1,9})\] ProcessGroupNCCL's watchdog got stuck for (\d{1,9}) seconds",
+        "NCCL's watchdog has made no progress for {} s: a call of CUDA or NCCL does not return",
+    ),
+)
 _GLOO = re.compile(r"\bTimed out waiting (\d{1,15})ms for (?:send|recv) operation to complete")
 _BARRIER = re.compile(r"\[Rank (\d{1,9})\]: Ranks? [\d, ]{1,999} failed to pass monitoredBarrier in (\d{1,15}) ms")
 _HEADER = re.compile(
@@ -33,18 +44,15 @@ _FRAMES = (
     re.compile(r"#\d{1,4} (?P<function>\S+) from (?P<file>.{1,4000}):\d{1,9}$"),  # torch's
     re.compile(r"\s{4}(?P<function>\S{1,400}) \((?P<file>[^()\n]{1,4000}?)(?::\d{1,9})?\)$"),  # py-spy's
 )
+_FORWARD = ("torch", "accelerate", "deepspeed")  # their functions forward a collective of their caller
 _OWN_RANK = re.compile(r"\s?\[rank\d{1,9}\]:?$")
 _LOCALS = re.compile(r"\s{8}")  # py-spy's, below a frame
 _OWN = "torch/distributed/distributed_c10d.py"
-NEEDLES = (b"Watchdog", b"Timed out", b"monitoredBarrier", b"most recent call first", b"Thread ", b"Stack trace of")
+NEEDLES = (
+    *(b"Watchdog", b"watchdog", b"dump signal", b"Timed out", b"monitoredBarrier"),
+    *(b"most recent call first", b"Thread ", b"Stack trace of"),
+)
 """Each line that begins a sign contains one of these."""
-
-
-class Frame(NamedTuple):
-    """One line of a traceback or a stack."""
-
-    file: str
-    function: str
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,8 @@ class Timeout:
         collective: the collective, if the line names it: ``ALLREDUCE``.
         sequence: its number in its group, if the line has it.
         milliseconds: the limit, if the line has it.
+        group: the number of the process group, if the line has it.
+        notice: what the line reports without the collective; or "".
     """
 
     backend: str
@@ -66,6 +76,8 @@ class Timeout:
     stream: str
     rank: str
     file: str = ""
+    group: str = ""
+    notice: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,6 +118,23 @@ def waits_for_process(frames: Sequence[Frame]) -> bool:
     )
 
 
+def stands_in(targets: Sequence[str], stack: Sequence[Frame]) -> bool:
+    """Whether a stack stands in one of the functions, that is, not in a wait of another method that it called.
+
+    Other methods of a trainer wait for other things, such as a rollout. Functions call helpers.
+
+    Args:
+        targets: the functions, ``module:qualified.name``.
+        stack: the frames, innermost first.
+    """
+    last = frames.failing(stack[::-1], _FORWARD)
+    for target in targets:
+        is_method = "." in target.partition(":")[2]
+        if frames.through((target,), stack) and not (is_method and (last is None or not frames.is_at(target, last))):
+            return True
+    return False
+
+
 def _is_collectives(frame: Frame) -> bool:
     return ("/" + frame.file).endswith(f"/{_OWN}")
 
@@ -123,7 +152,13 @@ def timeout(text: str, number: int, prefix: str, rank: str) -> Timeout | None:
         work, limit = _WORK.match(text, match.end()), _LIMIT.search(text, match.end())
         if work is None:
             return None
-        return Timeout("NCCL", work[2], work[1] or "", limit[1] if limit else "", number, prefix, f"rank {match[1]}")
+        limited, rank, group = limit[1] if limit else "", f"rank {match[1]}", _GROUP.search(text, 0, match.end())
+        return Timeout("NCCL", work[2], work[1] or "", limited, number, prefix, rank, group=group[1] if group else "")
+    for pattern, notice in _NOTICES:
+        match = re.search(pattern, text)
+        if match:
+            what = notice.format(match[2])
+            return Timeout("NCCL", "", "", "", number, prefix, f"rank {match[1]}", notice=what)
     match = _BARRIER.search(text)
     if match:
         return Timeout("gloo", "monitored_barrier", "", match[2], number, prefix, f"rank {match[1]}")
@@ -149,7 +184,7 @@ class Stacks:
             frame = next((frame for each in _FRAMES if (frame := each.match(text))), None)
             if frame is not None:
                 if len(current[2]) < _MOST_FRAMES:
-                    current[2].append(Frame(frame["file"][-_LONGEST_PATH:], frame["function"][:_LONGEST_NAME]))
+                    current[2].append(shortened(frame["file"], frame["function"]))
                 return
             if _LOCALS.match(text):
                 return
@@ -197,9 +232,11 @@ class Standing:
     def add(self, sign: Timeout | Stack) -> None:
         """Note a sign."""
         self.count += 1
+        groups: dict[tuple[str, ...], Group]
         key: tuple[str, ...]
         if isinstance(sign, Timeout):
-            groups, key = self.timeouts, (sign.backend, sign.collective, sign.sequence, sign.milliseconds)
+            key = (sign.backend, sign.collective, sign.sequence, sign.milliseconds, sign.group, sign.notice)
+            groups = self.timeouts
         else:
             groups, key = self.stacks, (collective(sign.frames), *caller(sign.frames))
         if key not in groups and len(groups) >= _MOST_GROUPS:
@@ -207,3 +244,16 @@ class Standing:
         group = groups.setdefault(key, Group(sign))
         group.times += 1
         note_rank(group.ranks, sign.rank)
+
+    def disagreeing(self) -> list[list[Group]]:
+        """The timeouts of one number in one process group in which the ranks were in different collectives."""
+        alike: dict[tuple[str, str], list[Group]] = {}
+        for group in self.timeouts.values():
+            first = group.first
+            if isinstance(first, Timeout) and first.sequence:
+                alike.setdefault((first.group, first.sequence), []).append(group)
+        return [groups for groups in alike.values() if len({_collective_of(group) for group in groups}) > 1]
+
+
+def _collective_of(group: Group) -> str:
+    return group.first.collective if isinstance(group.first, Timeout) else ""

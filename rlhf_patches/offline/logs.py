@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO, cast
 
-from . import hangs, inputs, tracebacks
+from . import inputs, tracebacks
+from .log_versions import Named
 
 _MOST_FILES = 100_000
 _GZIP = b"\x1f\x8b"
@@ -53,7 +54,7 @@ class Logs:
     left_out: list[str] = field(default_factory=list)
     read: int = 0
 
-    def __iter__(self) -> Iterator[tracebacks.Raised | hangs.Timeout | hangs.Stack]:
+    def __iter__(self) -> Iterator[tracebacks.Event]:
         for path in self.paths:
             folder = path != "-" and os.path.isdir(path)
             self.several = self.several or folder or len(self.paths) > 1
@@ -81,7 +82,7 @@ class Logs:
                     return
                 yield entry.path
 
-    def _exceptions(self, path: str, in_folder: bool) -> Iterator[tracebacks.Raised | hangs.Timeout | hangs.Stack]:
+    def _exceptions(self, path: str, in_folder: bool) -> Iterator[tracebacks.Event]:
         what = "standard input" if path == "-" else path
         try:
             with _opened(path) as stream:
@@ -90,8 +91,11 @@ class Logs:
                     (self.left_out if in_folder else self.problems).append(f"{what} is {reason}")
                     return
                 self.read += 1
-                for raised in tracebacks.read(_plain(stream)):
-                    yield replace(raised, file=what, rank=raised.rank or rank_of(path))
+                for event in tracebacks.read(_plain(stream)):
+                    if isinstance(event, Named):
+                        yield event
+                    else:
+                        yield replace(event, file=what, rank=event.rank or rank_of(path))
         except OSError as error:  # includes errors of gzip
             self.problems.append(f"cannot read {what}: {error.strerror or error}")
         except (EOFError, zlib.error) as error:  # compressed data is cut off or damaged

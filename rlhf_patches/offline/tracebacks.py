@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from . import hangs, json_lines
-from .hangs import Frame
+from . import hangs, json_lines, log_versions
+from .frames import Frame, Reader
 from .json_lines import BEGIN
+from .prefixes import Prefixes
 
 _LONGEST_LINE = 1 << 16  # bytes; only the beginning of a longer line counts
 _ENDLESS_LINE = 1 << 28  # bytes; no log has such a line, and a device would be read forever
@@ -22,31 +23,34 @@ _MOST_FRAMES = 256
 _MOST_STREAMS = 4096
 _MOST_CHARACTERS = 16 * 2**20  # of all kept frames; a thousand crashing ranks need half of it
 _OF_A_FRAME = 200  # memory of a frame in addition to its characters
-_LONGEST_PATH = 500
-_LONGEST_NAME = 200
 _LONGEST_PREFIX = 500
 _LONGEST_MESSAGE = 2000
-_COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-# torchrun's [rank0]: and [default0]:, Ray's (Actor pid=1, ip=...), srun -l's 0:, vLLM's ERROR 01-02 [core.py:1]
-_PREFIX = re.compile(
-    r"(?:\[(?:rank|default|[\w.-]{1,99}/)?\d{1,9}\]:?|\([^()\n]{0,199}?\bpid=\d{1,20}\b[^()\n]{0,99}\)|\d{1,9}:"
-    r"|(?:ERROR|WARNING|INFO)\s[^\]\n]{0,199}\])[ ]?"
-)
-_FRAME = re.compile(r'\s*(?:\|\s*)?File "([^"\n]+)", line \d+, in (\S+)')
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|^\^C")
 _EXCEPTION = re.compile(r"(?:[|+ -]*)((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s?(.*))?$")
 _LOUD = re.compile(r"(?:Error|Exception|Exit|Interrupt|Warning)$")
 _RANK = re.compile(r"\[rank(\d{1,9})\]")
-# IPython's, and those of tools that shorten tracebacks
+# IPython's, Colab's, rich's, and people's
 _ELIDED = re.compile(
-    r"[\s|]*\[?\.\.\. (?:skipping )?(?:hidden )?\d{1,9} (?:more |hidden |similar )*frames?\b", re.IGNORECASE
+    r"[\s|│]*(?:\[?\.\.\. (?:skipping )?(?:hidden )?\d{1,9} (?:more |hidden |similar )*frames?\b|\d{1,9} frames$"
+    r"|[\[(<]?(?:\.\.\.|…|snip)[\])>]?\s*[│|]?$)",
+    re.IGNORECASE,
 )
+# rich's; and IPython's, which names the exception first
+_OTHER_BEGIN = re.compile(
+    r"(?:.{0,99}[─-] |(?:[A-Za-z_]\w{0,99}\.){0,9}[A-Z]\w{0,99}\s{2,99})Traceback \(most recent call last\)(?: [─-]|$)"
+)
+_LAZY = re.compile(r"Failed to import ([\w.]{1,200}) because of the following error")
 _NEEDLES = (b"E", b"Traceback", b"File ", *hangs.NEEDLES)
 _AFTER_FRAME = 2  # lines below a frame: its source, and the marks under it
 _WITHIN = 2  # depth of JSON objects in a field of another
 
 
 HEAD, FRAMES, TAIL = "its beginning is cut off", "frames are missing", "its end is cut off"
+LAZY = "the frames of the failed import are missing"
 """The parts of a traceback that may be missing."""
+
+NEAR = 40
+"""The number of lines after a frame in which it may be the frame of an exception without a traceback."""
 
 
 class LogError(Exception):
@@ -81,11 +85,18 @@ class Raised:
     file: str = ""
 
 
+Event = Raised | hangs.Timeout | hangs.Stack | log_versions.Named
+"""What a log shows."""
+
+
 @dataclass
 class _Stream:
     active: bool = False
     begun: bool = False  # with the first line of a traceback
     elided: bool = False
+    reader: Reader = field(default_factory=Reader)
+    lazy: list[Frame] = field(default_factory=list)  # of a lazy import, whose error is in the next line
+    raised: str = ""  # the text of the last exception
     since: int = 0  # lines since the last frame
     last: int = 0  # the line number of the last frame
     own: deque[Frame] = field(default_factory=lambda: deque(maxlen=_MOST_FRAMES))
@@ -128,6 +139,15 @@ class _Streams:
         while self._size > _MOST_CHARACTERS:
             self._forget()
 
+    def begin(self, stream: _Stream) -> None:
+        """A traceback begins in the stream. Earlier frames are another's, unless the two are interleaved."""
+        if not stream.active:
+            self._size -= stream.size
+            stream.size = 0
+            stream.near.clear()
+        stream.begun, stream.elided = True, False
+        stream.own.clear()
+
     def unfinished(self) -> Iterator[tuple[str, _Stream]]:
         """The streams that end with a traceback."""
         for prefix, stream in self._by_prefix.items():
@@ -145,65 +165,100 @@ class _Streams:
         self.active -= stream.active
 
 
-def read(log: BinaryIO) -> Iterator[Raised | hangs.Timeout | hangs.Stack]:
-    """Every exception in a log, and every sign of a hang, in order.
+def read(log: BinaryIO) -> Iterator[Event]:
+    """Every exception in a log, every sign of a hang, and the versions that its beginning names, in order.
 
     Raises:
         LogError: the log has an endless line.
     """
-    streams, stacks = _Streams(), hangs.Stacks()
+    streams, stacks, prefixes = _Streams(), hangs.Stacks(), Prefixes()
     for number, line in _lines(log):
+        if number <= log_versions.MOST_LINES:
+            yield from log_versions.named(line)
         # Skips most lines of a log.
         active = streams.active or stacks.active
         if not active and not any(needle in line for needle in _NEEDLES):
             continue
-        for prefix, text in _texts(line.decode("utf-8", "replace")):
+        for prefix, known, text in _texts(prefixes, line.decode("utf-8", "replace")):
             timeout = hangs.timeout(text, number, prefix, _rank(prefix))
             if timeout is not None:
                 yield timeout
             yield from stacks.fed(text, number, prefix, _rank(prefix))
+            if known != prefix and text.endswith(BEGIN):  # the lines below it may lack what is before it
+                streams.begin(streams.of(known))
             yield from _fed(streams, prefix, text, number, line.endswith(b"\n"))
     yield from stacks.end()
     for prefix, stream in streams.unfinished():
         yield _shown(stream, "", "", stream.last, prefix, TAIL)
 
 
-def _texts(line: str, before: str = "", within: int = 0) -> Iterator[tuple[str, str]]:
-    """The texts of a line, with its prefix: the line itself, or the lines in the fields of an object."""
-    prefix, text = _split(_COLOUR.sub("", line).rstrip("\r\n"))
+def _texts(prefixes: Prefixes, line: str, before: str = "", within: int = 0) -> Iterator[tuple[str, str, str]]:
+    """The texts of a line, with its prefix: the line itself, or the lines in the fields of an object.
+
+    Between the two is the part of the prefix that has a known shape.
+    """
+    prefix, known, text = prefixes.split(_COLOUR.sub("", line).rstrip("\r\n"))
     prefix = f"{before} {prefix}".strip()[:_LONGEST_PREFIX]
+    known = f"{before} {known}".strip()[:_LONGEST_PREFIX]
     unfolded = json_lines.unfolded(text) if text.startswith("{") and within < _WITHIN else None
     if unfolded is None:
-        yield prefix, text[:_LONGEST_LINE]
+        yield prefix, known, text[:_LONGEST_LINE]
         return
     rank, lines = unfolded
     for each in lines:
-        yield from _texts(each[:_LONGEST_LINE], f"{prefix} {rank}".strip(), within + 1)
+        yield from _texts(prefixes, each[:_LONGEST_LINE], f"{prefix} {rank}".strip(), within + 1)
 
 
 def _fed(streams: _Streams, prefix: str, text: str, number: int, whole: bool) -> Iterator[Raised]:
     """The exceptions that a line completes."""
-    if not streams.active and BEGIN not in text and 'File "' not in text and not _may_be_loud(text):
+    if not streams.active and "Traceback" not in text and "File " not in text and not _may_be_loud(text):
         return
     stream = streams.of(prefix)
-    frame = _FRAME.match(text)
-    if text.endswith(BEGIN):
+    frame = stream.reader.read(text, stream.active)
+    if text.endswith(BEGIN) or _OTHER_BEGIN.match(text):
+        streams.begin(stream)
         streams.set_active(stream, True)
-        stream.begun, stream.elided = True, False
-        stream.own.clear()
     elif frame:
         streams.set_active(stream, True)
         stream.since, stream.last = 0, number
-        streams.add(stream, Frame(frame[1][-_LONGEST_PATH:], frame[2][:_LONGEST_NAME]))
+        streams.add(stream, frame)
+    elif stream.lazy:
+        yield from _fed_lazily(streams, stream, text, number, prefix)
     else:
         stream.since += 1
         stream.elided = stream.elided or _ELIDED.match(text) is not None
         raised = _raised(text, stream, number, prefix, whole)
         if raised is not None:
-            streams.set_active(stream, False)
+            module = _LAZY.match(raised.message)
+            if module:
+                stream.lazy = [*raised.frames, *_imported(module[1])]
+            else:
+                stream.raised = raised.message
+            streams.set_active(stream, module is not None)
             stream.begun = stream.elided = False
             stream.own.clear()
             yield raised
+
+
+def _fed_lazily(streams: _Streams, stream: _Stream, text: str, number: int, prefix: str) -> Iterator[Raised]:
+    """The exception of a lazy import, whose text is in the line below that of the import's own."""
+    module = _LAZY.match(text)
+    if module:
+        stream.lazy += _imported(module[1])
+        return
+    frames, stream.lazy = tuple(stream.lazy[-_MOST_FRAMES:]), []
+    streams.set_active(stream, False)
+    names = {"No module named": "ModuleNotFoundError", "cannot import name": "ImportError"}
+    name = next((name for begin, name in names.items() if text.startswith(begin)), "")
+    if name and text != stream.raised:  # or its traceback is above
+        yield Raised(name, text[:_LONGEST_MESSAGE], frames, frames, number, prefix, LAZY, _rank(prefix))
+
+
+def _imported(module: str) -> tuple[Frame, ...]:
+    """The frames that the import of a module has in any case: the loader's and the module's."""
+    return Frame(f"{module.partition('.')[0]}/import_utils.py", "_get_module"), Frame(
+        f"{module.replace('.', '/')}.py", "<module>"
+    )
 
 
 def _lines(log: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -218,14 +273,6 @@ def _lines(log: BinaryIO) -> Iterator[tuple[int, bytes]]:
             size += len(line)
             if size > _ENDLESS_LINE:
                 raise LogError(f"line {number} has more than {_ENDLESS_LINE >> 20} MiB: expected a log, which is text")
-
-
-def _split(text: str) -> tuple[str, str]:
-    """The prefixes of a line, and the rest."""
-    end = 0
-    while match := _PREFIX.match(text, end):
-        end = match.end()
-    return text[:end].strip(), text[end:]
 
 
 def _may_be_loud(text: str) -> bool:
@@ -245,7 +292,8 @@ def _raised(text: str, stream: _Stream, number: int, prefix: str, whole: bool) -
 
 
 def _shown(stream: _Stream, name: str, message: str, number: int, prefix: str, cut: str) -> Raised:
-    return Raised(name, message, tuple(stream.own), tuple(stream.near), number, prefix, cut, _rank(prefix))
+    near = tuple(stream.near) if stream.own or number - stream.last <= NEAR else ()
+    return Raised(name, message, tuple(stream.own), near, number, prefix, cut, _rank(prefix))
 
 
 def _rank(prefix: str) -> str:

@@ -127,6 +127,71 @@ def test_timeouts(log, expected):
     assert [(one.backend, one.collective, one.sequence, one.milliseconds, one.rank) for one in timeouts] == expected
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "[PG ID 0 PG GUID 0 Rank 1] Received a dump signal due to a collective timeout from  rank 34 and",
+            ("a collective of rank 34 has timed out", "rank 1"),
+        ),
+        (
+            "[PG 0 (default_pg) Rank 7] Received a dump signal due to a collective timeout from this local rank and we",
+            ("a collective of this local rank has timed out", "rank 7"),
+        ),
+        (
+            "[PG ID 0 PG GUID 0 Rank 5] Observed flight recorder dump signal from another rank via TCPStore",
+            ("a collective of another rank has timed out", "rank 5"),
+        ),
+        (
+            "[F301 a.cpp:1] [PG ID 0 PG GUID 0 Rank 12] ProcessGroupNCCL's watchdog got stuck for 480 seconds without",
+            ("NCCL's watchdog has made no progress for 480 s: a call of CUDA or NCCL does not return", "rank 12"),
+        ),
+    ],
+)
+def test_what_ranks_log_of_others(line, expected):
+    assert [(one.notice, one.rank) for one in signs(f"step 1\n{line}\n")[0]] == [expected]
+
+
+def timed_out(rank, collective, group="0"):
+    return NCCL.splitlines()[0].replace("[Rank 0]", f"[PG ID {group} PG GUID 0 Rank {rank}]").replace(
+        "ALLREDUCE", collective
+    ) + "\n"  # fmt: skip
+
+
+@pytest.mark.parametrize(("other", "differ"), [("ALLGATHER", True), ("ALLREDUCE", False)])
+def test_ranks_in_different_collectives_of_one_number(said, tmp_path, other, differ):
+    log = tmp_path / "train.log"
+    log.write_text(timed_out(0, "ALLREDUCE") + timed_out(1, other))
+    out = " ".join(said("diagnose", log)[1].split())
+    assert (
+        f"number 2847 is ALLREDUCE on rank 0 and {other} on rank 1: these ranks run different code" in out
+    ) is differ
+    log.write_text(timed_out(0, "ALLREDUCE") + timed_out(1, other, group="3"))
+    assert "different code" not in said("diagnose", log)[1], "numbers of two groups have nothing to do with each other"
+
+
+ROLLOUT = """\
+Thread 5120 (idle): "MainThread"
+    broadcast_object_list (torch/distributed/distributed_c10d.py:3460)
+    broadcast_object_list (accelerate/utils/operations.py:700)
+    _generate (trl/trainer/grpo_trainer.py:1801)
+    _generate_and_score_completions (trl/trainer/grpo_trainer.py:2454)
+    training_step (transformers/trainer.py:4061)
+"""
+
+
+def test_a_wait_of_a_rollout_is_no_deadlock_of_metrics():
+    assert found(ROLLOUT) == found(ROLLOUT + NCCL) == []
+    direct = ROLLOUT.replace("    _generate (trl/trainer/grpo_trainer.py:1801)\n", "")
+    assert found(direct) == [("trl-metrics-deadlock", "possible")]
+
+
+def test_an_interrupt_shows_where_a_rank_waited():
+    interrupted = GLOO[: GLOO.index("[rank0]: RuntimeError")] + "[rank0]: KeyboardInterrupt\n"
+    assert found(within(interrupted, *HANGS["trl-metrics-deadlock"])) == [("trl-metrics-deadlock", "possible")]
+    assert found(interrupted) == []
+
+
 @pytest.mark.parametrize("before", ["", "step 1\n", "Fatal Python error: Aborted\n\n"])
 @pytest.mark.parametrize("after", ["", "\n", "step 2\n"])
 @pytest.mark.parametrize("log", [FAULTHANDLER, PY_SPY, OF_RECORDER], ids=["faulthandler", "py-spy", "torch"])
@@ -226,6 +291,8 @@ def test_a_timeout_alone_is_understood(said, tmp_path):
         "[" * 60_000 + "Rank 1] Watchdog",
         "[a Rank 1" * 7_000 + "Watchdog",
         "Stack trace of the failed" * 2_000,
+        "Rank 1] Received a dump signal due to" * 1_500,
+        "[PG 1 " * 9_000 + "Rank 1] Watchdog caught collective operation timeout: WorkNCCL(OpType=A",
         "    f (" + "(" * 60_000,
         "    " + "f" * 60_000 + " (x",
         "#0 f from " + ":1" * 30_000 + "x",
