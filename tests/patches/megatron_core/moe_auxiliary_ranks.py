@@ -1,7 +1,7 @@
 """Gradients of a mixture's auxiliary losses alone, of a GPT on one rank or two: ``--out FOLDER --patch NAME CASE...``.
 
-Megatron's own schedule, of a language model's loss times 0. Each case before apply() of the patch, after it, and after
-revert(). On one rank, as ``reference``: the same gradients in float64, by formulas of our own from the router's logits.
+Megatron's own schedule, of a language model's loss times 0. Each case before apply() of the patch and after it, the
+first one also after revert(). On one rank, as ``reference``: the same gradients in float64, by formulas of our own from the router's logits.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def model_of(loss: str, per_token: bool) -> Any:
     settings = {**layout.settings, **LOSSES[loss], "num_moe_experts": EXPERTS, "moe_router_topk": TOPK}
     model = small_gpt.make_model(
         False,
+        num_layers=1,
         attention=OwnPart,
         position="none",
         calculate_per_token_loss=per_token,
@@ -419,8 +420,10 @@ def main() -> None:
         (options.out / "rank0.json").write_text(json.dumps(found))
         return
 
+    of_states = iter((options.cases, options.cases, options.cases[:1]))
+
     def observe() -> Case:
-        cases = [case.split("/") for case in options.cases]
+        cases = [case.split("/") for case in next(of_states)]
         return {"/".join(case): gradient(case[0], case[1] == "token", int(case[2]), *case[3:]) for case in cases}
 
     states.report(options.patch, observe, options.out)
