@@ -87,8 +87,10 @@ def diagnose(
             if match is not None:
                 _note(diagnoses, item, match, event)
         if OUT_OF_MEMORY in event.message:
-            for item, targets in memory:
-                if _failed_in(targets, event.frames):
+            passed = [(_passed(targets, event.frames), item) for item, targets in memory]
+            most = max((number for number, _ in passed), default=0)
+            for number, item in passed:
+                if number == most > 0:  # forward() alone is the name of several
                     _note(diagnoses, item, POSSIBLE, event)
     sure_texts = {_text(one.first) for one in diagnoses.values() if one.sure}
     # Drop the same text without a frame: a traceback already shows which framework raised it.
@@ -208,12 +210,12 @@ def _has(text: str, part: str) -> bool:
     return bool(found) and not (_WORD.match(before[-1:]) and _WORD.match(part))
 
 
-def _failed_in(targets: Iterable[str], stack: Sequence[Frame]) -> bool:
-    """Whether one of the functions failed, or a function of its module that it called."""
+def _passed(targets: Iterable[str], stack: Sequence[Frame]) -> int:
+    """How many of the functions a stack passes through; 0 if none of them failed, or a function of their module."""
     last = frames.failing(stack)
-    return last is not None and any(
-        frames.through((target,), stack) and frames.is_of_module(target, last) for target in targets
-    )
+    passed = [target for target in targets if frames.through((target,), stack)]
+    failed = last is not None and any(frames.is_of_module(target, last) for target in passed)
+    return len({target.rpartition(".")[2] for target in passed}) if failed else 0
 
 
 def _may_go_on(signature: Signature, raised: Raised) -> bool:

@@ -73,8 +73,10 @@ class Reader:
 
 def is_at(target: str, frame: Frame) -> bool:
     """Whether a frame is in a function, ``module:qualified.name``."""
-    name = target.partition(":")[2].rpartition(".")[2]
-    return frame.function.rpartition(".")[2] == name and is_of_module(target, frame)
+    name = target.partition(":")[2]
+    function = frame.function.replace(".<locals>", "")  # IPython's has its class, Python's has not
+    same = function == name if "." in function else function == name.rpartition(".")[2]
+    return same and is_of_module(target, frame)
 
 
 def is_of_module(target: str, frame: Frame) -> bool:

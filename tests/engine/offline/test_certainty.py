@@ -149,6 +149,11 @@ def test_out_of_memory_where_a_memory_patch_repairs():
     assert found(inside) == [("verl-logprob-entropy", "possible")]
     assert found(trace(error, f"{at}:forward", "/opt/Megatron-LM/megatron/core/attention.py:forward")) == []
     assert found(f"{error}\n") == []
+    # Of two bugs with a function of one name in one module, the one whose other functions the traceback passes.
+    skyrl = "/SkyRL/skyrl/backends/skyrl_train/distributed/megatron/model_utils.py"
+    for caller, bug in (("vocab_parallel_entropy", "entropy"), ("from_parallel_logits_to_logprobs", "logprob")):
+        log = trace(error, f"{skyrl}:{caller}", f"{skyrl}:forward", f"{skyrl}:_log_softmax")
+        assert found(log) == [(f"skyrl-{bug}-backward", "possible")]
 
 
 @pytest.mark.parametrize(
@@ -164,6 +169,13 @@ def test_out_of_memory_where_a_memory_patch_repairs():
 )
 def test_whose_a_frame_is(file, is_ours):
     assert frames.is_of("trl.trainer:f", Frame(file, "f")) is is_ours
+
+
+def test_a_name_with_its_class():
+    target = "trl.trainer.grpo_trainer:GRPOTrainer.log"
+    for function, same in (("log", True), ("GRPOTrainer.log", True), ("Other.log", False), ("f.<locals>.log", False)):
+        assert frames.is_at(target, Frame("trl/trainer/grpo_trainer.py", function)) is same
+    assert frames.is_at("a.b:f.g", Frame("a/b.py", "f.<locals>.g"))
 
 
 @pytest.mark.parametrize(
