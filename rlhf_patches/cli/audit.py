@@ -69,7 +69,7 @@ def _audit(options: argparse.Namespace) -> int:
         unread = [each for reading in readings for each in reading.unread]
         audited = [_without(each, options.disable) for each in audit.audit(named, registered)]
         audited = [each.within(run) for each in audited] if run else audited
-        unread = audit.that_count(unread, registered)
+        unread = audit.that_count(unread, registered) + (audit.misspelled(named, registered) if options.file else [])
         findings = Findings(options.file, len(named), audited, unread, not_read, run, audit.failing(named, audited))
         if options.quiet:
             _complain(findings)

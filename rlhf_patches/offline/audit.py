@@ -27,9 +27,9 @@ from ..definitions.registry import Registered
 from ..definitions.words import plural
 from ..guards import versions
 from ..guards.versions import Verdict
-from . import pairs
+from . import names, pairs
 from .pairs import Failing
-from .pins import Pin, PinsError, Unread
+from .pins import COMMAND_LINE, Pin, PinsError, Unread
 from .run_config import RunConfig
 
 _MOST = 1000
@@ -192,7 +192,7 @@ class Findings:
 
     def location(self, place: str) -> tuple[str | None, int | None]:
         """The file and the line of a place; no file for standard input and this environment."""
-        if not self.files or not place:
+        if not self.files or place in ("", COMMAND_LINE):
             return None, None
         file, line = place, None
         if place not in self.files:  # a file name may end in a number
@@ -222,9 +222,9 @@ class Findings:
         if not self.with_bugs:
             return []
         patches = {bug.patch.name: bug.patch for _, bug in self.with_bugs}
-        names = {each.pin.name for each, _ in self.with_bugs}
+        packages = {each.pin.name for each, _ in self.with_bugs}
         by_harm = pages.counted(patches.values())
-        count = f"Found {plural(len(patches), 'known bug')} in {plural(len(names), 'package')}"
+        count = f"Found {plural(len(patches), 'known bug')} in {plural(len(packages), 'package')}"
         return [f"{count}{f': {by_harm}' if by_harm else ''}."]
 
     def _failing(self) -> list[str]:
@@ -289,14 +289,28 @@ def failing(pins: Iterable[Pin], audited: Iterable[Audited]) -> list[Failing]:
 
 def that_count(unread: Iterable[Unread], registered: Sequence[Registered]) -> list[Unread]:
     """The entries that count: some count only if they name a framework, by its distribution or import name."""
-    names = {name for item in registered for name in _names(item.patch)}
-    spelled = "|".join(re.escape(name).replace(r"\-", "[-_.]") for name in sorted(names))
+    ours = {name for item in registered for name in _names(item.patch)}
+    spelled = "|".join(re.escape(name).replace(r"\-", "[-_.]") for name in sorted(ours))
     named = re.compile(rf"(?<![A-Za-z0-9_])(?:{spelled})(?![A-Za-z0-9_])", re.IGNORECASE)
-    return [each for each in unread if each.mention is None or (names and named.search(each.mention))]
+    return [each for each in unread if each.mention is None or (ours and named.search(each.mention))]
 
 
 def _names(patch: KnownBug) -> set[str]:
-    return {canonicalize_name(patch.distribution), *(module.partition(".")[0] for module in patch.modules)}
+    name = canonicalize_name(patch.distribution)
+    of_conda = (each for each, distribution in names.CONDAS.items() if distribution == name)
+    return {name, *of_conda, *(module.partition(".")[0] for module in patch.modules)}
+
+
+def misspelled(pins: Iterable[Pin], registered: Sequence[Registered]) -> list[Unread]:
+    """Pins whose name is nearly that of a framework which no pin names."""
+    pins = list(pins)
+    known = sorted({canonicalize_name(item.patch.distribution) for item in registered} - {pin.name for pin in pins})
+    meant = ((pin, names.meant(pin.name, known)) for pin in pins if pin.name not in _BUILD_OF)
+    return [
+        Unread(pin.place, f"{pin.name} is no supported package, but {name} is: a mistake?")
+        for pin, name in meant
+        if name
+    ]
 
 
 def _audited(pin: Pin, items: list[Registered], named: Named) -> Audited:
@@ -319,8 +333,8 @@ def _audited(pin: Pin, items: list[Registered], named: Named) -> Audited:
 
 def _newer(newest: str, still_open: Sequence[Bug]) -> str:
     count = f"{plural(len(still_open), 'known bug') if still_open else 'no known bugs'} without a fix"
-    names = f": {', '.join(bug.patch.name + registry.credit(bug.plugin) for bug in still_open)}" if still_open else ""
-    return f"newer than {newest}, the newest release reviewed, which has {count}{names}"
+    which = f": {', '.join(bug.patch.name + registry.credit(bug.plugin) for bug in still_open)}" if still_open else ""
+    return f"newer than {newest}, the newest release reviewed, which has {count}{which}"
 
 
 def _had(patch: KnownBug, version: Version, named: Named) -> str | None:

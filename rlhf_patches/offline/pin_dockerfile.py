@@ -1,56 +1,124 @@
-"""The distributions of ``pip install`` and ``uv pip install`` in a Dockerfile; other commands are only searched."""
+"""The distributions that a Dockerfile installs, and those of its base images; other instructions are only searched."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from pathlib import Path
 
+from . import base_images, shell
 from .pin_lines import Lines
+from .pin_shell import Reader
 from .pins import Entry, PinsError, Unread, shown
+from .shell import Word
 
 _LARGEST = 2**18  # characters; the largest Dockerfiles have some tens of thousands
 _COMMENT = re.compile(r"\s*#")
 _HEREDOC = re.compile(r"""<<-?\s*["']?(\w+)["']?""")
-_INSTRUCTION = re.compile(r"\s*(?:ONBUILD\s+)?(RUN|FROM|COPY|ADD)\s+(.*)", re.IGNORECASE | re.DOTALL)
+_INSTRUCTION = re.compile(r"\s*(?:ONBUILD\s+)?(RUN|FROM|COPY|ADD|ARG|ENV)\s+(.*)", re.IGNORECASE | re.DOTALL)
 _FROM = re.compile(r"FROM(\s+--platform=\S+)?\s+\S+(\s+(AS|as)\s+\S+)?")
-_RUN_OPTIONS = re.compile(r"(?:--[a-z]+=\S+\s+)*")
-_PIP = re.compile(r"pip[\d.]*(?:\.exe)?")
-# Commands of other tools that install from a file.
-_OF_A_FILE = re.compile(
-    r"\b(?:(?:uv|pip|pdm|pipenv|pixi|rye) sync|(?:poetry|pdm|pipenv|pixi) install"
-    r"|(?:conda|mamba) env (?:create|update))\b"
-)
-_REDIRECT = re.compile(r"[<>]+&?|&>+|>\|")
-_SEPARATORS = re.compile(r"[;|&()]+")
-_NAMING = {"-r": "-r", "--requirement": "-r", "-c": "-c", "--constraint": "-c", "-e": "-e", "--editable": "-e"}
-_NAMING |= {"--requirements": "-r", "--constraints": "-c"}  # uv's
-# Options with a value, which is not an installed distribution. A missing option causes one more reported line.
-_WITH_VALUE = re.compile(
-    r"-[iftpCb]|--(index-url|extra-index-url|index|default-index|find-links|target|prefix|root|python|platform"
-    r"|python-version|python-platform|abi|implementation|no-binary|only-binary|trusted-host|timeout|retries|cache-dir"
-    r"|progress-bar|upgrade-strategy|torch-backend|index-strategy|prerelease|resolution|config-settings?"
-    r"|global-option|install-option|src|log|proxy|cert|client-cert|use-feature|link-mode|exclude-newer|report"
-    r"|no-build-isolation-package|build-constraints?|keyring-provider|root-user-action)"
-)
+_OPTIONS = re.compile(r"(?:--[a-z-]+(?:=\S+)?(?:\s|\\\n)+)*")
 
 
-def read(text: str, place: str, lines: Lines) -> Iterator[Entry]:
-    """Read a Dockerfile's text.
+def read(text: str, place: str, lines: Lines, folder: Path | None) -> Iterator[Entry]:
+    """Read a Dockerfile's text; ``folder`` has the files that it copies, if it is known.
 
     Raises:
         PinsError: the text is too long.
     """
     if len(text) > _LARGEST:
         raise PinsError(f"{place} has more than 256 KiB, the limit for a Dockerfile")
-    for number, instruction, rest in _instructions(text):
-        where = f"{place}:{number}"
-        if instruction == "RUN":
-            yield from _run(_RUN_OPTIONS.sub("", rest, count=1), where, lines)
-        else:
-            yield Unread(where, f"{instruction} {shown(rest)} is not read", mention=rest)
+    try:
+        yield from _Dockerfile(place, lines, folder).read(text)
+    except shell.ShellError as error:
+        raise PinsError(f"{place} {error}") from error
+
+
+class _Dockerfile:
+    def __init__(self, place: str, lines: Lines, folder: Path | None) -> None:
+        self._place, self._folder = place, folder
+        self._reader = Reader(place, lines, self._find)
+        self._global: dict[str, str] = {}
+        self._values: dict[str, str] = {}
+        self._stages: dict[str, dict[str, str]] = {}
+        self._copied: list[tuple[str, str]] = []
+
+    def read(self, text: str) -> Iterator[Entry]:
+        self._values = self._global  # ARG before the first FROM
+        for number, instruction, rest in _instructions(text):
+            where = f"{self._place}:{number}"
+            if instruction == "RUN":
+                yield from self._run(_OPTIONS.sub("", rest, count=1), number - 1)
+            elif instruction == "FROM":
+                yield from self._from(rest, where)
+            elif instruction in ("ARG", "ENV"):
+                self._set(instruction, rest)
+            else:
+                self._copied += _copied(rest)
+                yield Unread(where, f"{instruction} {shown(rest)} is not read", mention=rest)
+
+    def _run(self, command: str, before: int) -> Iterator[Entry]:
+        if command.lstrip().startswith("["):
+            try:
+                words = [Word(str(word), 1) for word in json.loads(command)]
+            except (ValueError, TypeError, RecursionError):
+                pass
+            else:
+                where = f"{self._place}:{before + 1}"
+                yield from self._reader.command(words, where, self._place, before) if words else ()
+                return
+        yield from self._reader.read(command, before, self._values)
+
+    def _from(self, rest: str, where: str) -> Iterator[Entry]:
+        image, _, name = (part.strip() for part in re.sub(r"--platform=\S+", "", rest).partition(" "))
+        words = shell.read(f"x {image}", values=self._global).commands
+        image = words[0].words[1].text if words and len(words[0].words) == 2 else image
+        stage = self._stages.get(image.lower())
+        self._values = dict(stage or {})
+        self._stages[name[3:].strip().lower()] = self._values
+        if stage is None:
+            yield from base_images.read(image, rest, where)
+
+    def _set(self, instruction: str, rest: str) -> None:
+        """Set the values of ``ARG A=1``, ``ARG A``, ``ENV A=1 B=2`` and ``ENV A 1``."""
+        old = re.fullmatch(r"(\w+)\s+([^=]+)", rest.strip()) if instruction == "ENV" else None
+        pairs = f'{old[1]}="{old[2]}"' if old else rest
+        commands = shell.read(f"x {pairs}", values=self._values).commands
+        for word in commands[0].words[1:] if commands else ():
+            key, sign, value = word.text.partition("=")
+            if sign and word.known:
+                self._values[key] = value
+            elif not sign and key in self._global:
+                self._values[key] = self._global[key]
+            else:
+                self._values.pop(key, None)
+
+    def _find(self, name: str) -> Path | None:
+        """The file beside the Dockerfile that has this name in the image: copied there, or a relative one."""
+        if self._folder is None or "\0" in name or "://" in name:
+            return None
+        candidates = []
+        for source, target in self._copied:
+            end = name.removeprefix(target.removesuffix("/")).lstrip("/")
+            if os.path.basename(source) == os.path.basename(name) and not target.endswith("*"):
+                candidates.append(source)
+            elif name.startswith(target) or target in (".", "./"):
+                candidates.append(os.path.join(source, name if target in (".", "./") else end))
+        candidates += [] if name.startswith(("/", "$", "~")) else [name]
+        try:
+            return next((path for each in candidates if (path := self._folder / each.lstrip("/")).is_file()), None)
+        except OSError:
+            return None
+
+
+def _copied(rest: str) -> Iterator[tuple[str, str]]:
+    """The sources of COPY and ADD, each with the target; not those of another image."""
+    words = [word for word in rest.split() if word != "\\"]
+    if not any(word.startswith("--from") for word in words):
+        names = [word for word in words if not word.startswith("--")]
+        yield from ((source, names[-1]) for source in names[:-1])
 
 
 def is_one(text: str) -> bool:
@@ -62,108 +130,36 @@ def is_one(text: str) -> bool:
 
 
 def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
-    """Instructions that may install a distribution, with their first line; a here-document's lines are each a RUN."""
-    begun, first, end = "", 0, None
+    """Instructions with their first line, in their own lines; a here-document's lines are one RUN."""
+    begun, first, end, document = "", 0, None, list[str]()
     for number, line in enumerate(text.splitlines(), 1):
-        if end is not None and not begun and line.strip() == end:
-            end = None
+        if end is not None:
+            if line.strip() == end:
+                yield first, "RUN", "\n".join(document)
+                end = None
+            else:
+                document.append(line)
             continue
         if _COMMENT.match(line):  # Docker removes comments from continued lines, too
+            begun += "\\\n" if begun else ""
             continue
         first = first if begun else number
         if line.rstrip().endswith("\\"):
-            begun += line.rstrip()[:-1] + " "
+            begun += line.rstrip() + "\n"
             continue
         whole, begun = begun + line, ""
-        if end is not None:
-            yield first, "RUN", whole
-            continue
         read = _INSTRUCTION.fullmatch(whole)
         if read is None:
             continue
-        document = _HEREDOC.search(read[2])
-        end = document[1] if document else None
-        yield first, read[1].upper(), _HEREDOC.sub("", read[2]) if document else read[2]
-    if begun:
-        read = _INSTRUCTION.fullmatch(begun)
-        if read is not None:
-            yield first, read[1].upper(), read[2]
-
-
-def _run(command: str, where: str, lines: Lines) -> Iterator[Entry]:
-    for words in _commands(command):
-        if words is None:
-            yield Unread(where, f"{shown(command)} is not a shell command", mention=command)
-            return
-        arguments = _installed(words)
-        text = " ".join(words)
-        if _OF_A_FILE.search(text):
-            yield Unread(where, f"{shown(text)} installs the contents of a file: pass that file, too")
-        elif arguments is None:
-            yield Unread(where, f"{shown(text)} is not parsed: only `pip install` is", mention=text)
-        else:
-            yield from _arguments(arguments, where, lines)
-
-
-def _commands(text: str) -> Iterator[list[str] | None]:
-    """The words of each command; None if they cannot be determined."""
-    if text.lstrip().startswith("["):
-        try:
-            words = json.loads(text)
-            yield [str(word) for word in words]
-            return
-        except (ValueError, TypeError, RecursionError):
-            pass
-    lexer = shlex.shlex(text, posix=True, punctuation_chars=";|&()<>")
-    lexer.whitespace_split, lexer.commenters = True, ""
-    words, redirected = [], False
-    try:
-        for word in lexer:
-            if word.startswith("#"):
-                break
-            if redirected:
-                redirected = False
-            elif _REDIRECT.fullmatch(word):
-                redirected = True
-                if words and words[-1] in ("1", "2"):  # 2>&1
-                    words.pop()
-            elif _SEPARATORS.fullmatch(word):
-                yield words
-                words = []
-            else:
-                words.append(word)
-    except ValueError:  # a quotation that is not closed
-        yield None
-        return
-    yield words
-
-
-def _installed(words: Sequence[str]) -> Sequence[str] | None:
-    """The arguments of ``pip install``, ``python -m pip install``, ``uv pip install``; None for other commands."""
-    for number, word in enumerate(words):
-        if _PIP.fullmatch(os.path.basename(word)):
-            rest = list(words[number + 1 :])
-            return rest[rest.index("install") + 1 :] if "install" in rest else None
-    return None
-
-
-def _arguments(arguments: Sequence[str], where: str, lines: Lines) -> Iterator[Entry]:
-    left = iter(arguments)
-    for argument in left:
-        option, sign, value = argument.partition("=")
-        if option in _NAMING:
-            value = value if sign else next(left, "")
-            yield from _named(_NAMING[option], value, where, lines)
-        elif argument[:2] in ("-r", "-c", "-e") and argument[2:]:
-            yield from _named(argument[:2], argument[2:], where, lines)
-        elif _WITH_VALUE.fullmatch(argument):
-            next(left, None)
-        elif not argument.startswith("-"):
-            yield from lines.line(argument, where)
-
-
-def _named(option: str, value: str, where: str, lines: Lines) -> Iterator[Entry]:
-    if option != "-e" and value.startswith(("/", "$", "~")):
-        yield Unread(where, f"names {shown(value)}, a file of the image: pass that file, too")
-    else:
-        yield from lines.line(f"{option} {value}", where)
+        heredoc = _HEREDOC.search(read[2]) if read[1].upper() in ("RUN", "COPY", "ADD") else None
+        if heredoc is not None and _HEREDOC.sub("", _OPTIONS.sub("", read[2], count=1)).strip() == "":
+            end, first, document = heredoc[1], number + 1, []
+            continue
+        if heredoc is not None:  # a file's contents, or another program's
+            end, document, first = heredoc[1], [], number + 1
+        yield first if heredoc is None else number, read[1].upper(), _HEREDOC.sub("", read[2]) if heredoc else read[2]
+    read = _INSTRUCTION.fullmatch(begun) if begun else None
+    if read is not None:
+        yield first, read[1].upper(), read[2]
+    if end is not None:
+        yield first, "RUN", "\n".join(document)

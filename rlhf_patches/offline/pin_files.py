@@ -17,14 +17,15 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from . import inputs, pin_dockerfile, pin_formats
+from . import inputs, pin_dockerfile, pin_formats, pin_setup, pin_shell
 from .inputs import InputError
 from .pin_lines import LARGEST, Lines, text_of
-from .pins import EXPECTED, Entry, Pin, PinsError, Unread
+from .pins import COMMAND_LINE, EXPECTED, Entry, Pin, PinsError, Unread, of_requirement
 
 _MOST = 20_000  # pins of one file, and unparsed entries; the largest lock files have some thousands
 _TOML = re.compile(r"\[{1,2}(project|package|packages|build-system|dependency-groups|tool|metadata)[\].]")
 _LOCK_TOML = re.compile(r"(lock-version|version|revision|requires-python) = ")
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*(?:\[[\w,.-]*\])?\s*[=<>~!]=[^/\\]+")
 _YAML = re.compile(r"(dependencies|package|channels):")
 
 
@@ -93,7 +94,10 @@ def _reading(entries: Iterable[Entry], place: str) -> Reading:
 
 
 def _of_file(path: str, what: str) -> Iterator[Entry]:
-    lines = Lines(what, None if path == "-" else Path(path).parent)
+    if _REQUIREMENT.fullmatch(path) and not os.path.lexists(path):
+        return of_requirement(path, COMMAND_LINE)
+    folder = None if path == "-" else Path(path).parent
+    lines = Lines(what, folder)
     text = inputs.text("-", LARGEST) if path == "-" else text_of(Path(path), LARGEST)
     kind = _by_name(path) or _by_content(text)
     if kind == "toml":
@@ -103,8 +107,19 @@ def _of_file(path: str, what: str) -> Iterator[Entry]:
     if kind == "yaml":
         return pin_formats.of_yaml(text, what, lines)
     if kind == "dockerfile":
-        return pin_dockerfile.read(text, what, lines)
+        return pin_dockerfile.read(text, what, lines, folder)
+    if kind == "shell":
+        return pin_shell.Reader(what, lines, lambda name: _beside(folder, name)).read(text)
+    if kind in ("setup.py", "setup.cfg"):
+        return pin_setup.read(text, what, is_python=kind == "setup.py")
     return lines.read(text)
+
+
+def _beside(folder: Path | None, name: str) -> Path | None:
+    try:
+        return folder / name if folder is not None and (folder / name).is_file() else None
+    except (OSError, ValueError):
+        return None
 
 
 def _by_name(path: str) -> str | None:
@@ -112,6 +127,10 @@ def _by_name(path: str) -> str | None:
     for kind, ends in (("toml", ".toml"), ("json", ".json"), ("yaml", (".yml", ".yaml"))):
         if name.endswith(ends):
             return kind
+    if name in ("setup.py", "setup.cfg"):
+        return name
+    if name.endswith((".sh", ".bash")):
+        return "shell"
     if name in ("uv.lock", "poetry.lock", "pdm.lock"):  # other lock files have requirements, or conda-lock's output
         return "toml"
     if name.partition(".")[0] in ("dockerfile", "containerfile") or name.endswith((".dockerfile", ".containerfile")):
@@ -124,6 +143,8 @@ def _by_content(text: str) -> str | None:
         return "json"
     if pin_dockerfile.is_one(text):
         return "dockerfile"
+    if pin_shell.is_one(text):
+        return "shell"
     lines = text[:100_000].splitlines()
     if any(_TOML.match(line) for line in lines) or (lines and _LOCK_TOML.match(lines[0])):
         return "toml"

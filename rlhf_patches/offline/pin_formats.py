@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from packaging.utils import canonicalize_name
 
-from . import yaml_nodes
+from . import names, yaml_nodes
 from .pin_lines import Lines
 from .pins import Entry, Pin, PinsError, Unread, notes, of_conda, of_requirement, shown
 
@@ -83,6 +83,8 @@ def _project(data: Mapping[str, Any], place: str) -> Iterator[Entry]:
     lists = [("", project.get("dependencies", ()))]
     lists += [(f"extra {name}", texts) for name, texts in project.get("optional-dependencies", {}).items()]
     lists += [(f"group {name}", texts) for name, texts in data.get("dependency-groups", {}).items()]
+    of_uv = data.get("tool", {}).get("uv", {})
+    lists += [(kind, of_uv.get(f"{kind}-dependencies", ())) for kind in ("override", "constraint", "dev")]
     for note, texts in lists:
         for text in texts:
             if isinstance(text, str):  # another group is a table
@@ -106,6 +108,8 @@ def _project(data: Mapping[str, Any], place: str) -> Iterator[Entry]:
 def _of_tool(table: Any, place: str, where: str) -> Iterator[Entry]:
     """Search other tools' tables: ``...dependencies`` of uv, PDM, hatch and pixi are not parsed."""
     for key, value in table.items() if isinstance(table, Mapping) else ():
+        if where == "tool.uv" and key in ("override-dependencies", "constraint-dependencies", "dev-dependencies"):
+            continue
         if "dependenc" in key or key == "sources":
             text = json.dumps(value, default=str)
             yield Unread(place, f"{where}.{key} is not read: {shown(text)}", mention=text)
@@ -149,7 +153,7 @@ def _listed(data: list[Any], place: str) -> Iterator[Entry]:
     for number, item in enumerate(data, 1):
         name, version = (item.get("name"), item.get("version")) if isinstance(item, dict) else (None, None)
         if isinstance(name, str) and isinstance(version, str):
-            yield Pin(canonicalize_name(name), version, place)
+            yield Pin(names.of_conda(name), version, place)
         else:
             yield Unread(f"{place}, entry {number}", "not an object with a name and a version")
 
@@ -234,4 +238,4 @@ def _of_conda_lock(package: Mapping[str, str], where: str) -> Entry:
     if not name or not version:
         return Unread(where, "not a package with a name and a version")
     platform = package.get("platform")
-    return Pin(canonicalize_name(name), version, where, f"on {platform}" if platform else "")
+    return Pin(names.of_conda(name), version, where, f"on {platform}" if platform else "")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from . import inputs
+from . import inputs, names
 from .inputs import InputError
 from .pins import Entry, Pin, PinsError, Unread, of_conda, of_requirement, shown
 
@@ -56,18 +56,18 @@ class Lines:
     def __init__(self, place: str, folder: Path | None) -> None:
         """Read for the file ``place`` in ``folder``; ``folder`` is None for standard input."""
         self._place = place
-        self._folder = folder
+        self.folder = folder
         self._left = LARGEST
         self._seen = set() if folder is None else {os.path.realpath(place)}
 
     def read(self, text: str) -> Iterator[Entry]:
         """Read the text of the file itself."""
         self._left -= len(text)
-        yield from self._read(text, self._place, self._folder, 0)
+        yield from self._read(text, self._place, self.folder, 0)
 
     def include(self, name: str, where: str, folder: Path | None = None, depth: int = 0) -> Iterator[Entry]:
         """Read a file that a line names, in ``folder``, by default the folder of the file itself."""
-        folder = folder or self._folder
+        folder = folder or self.folder
         if folder is None or "://" in name or "\0" in name:
             yield Unread(where, f"names {name:.300}, which is not read: pass that file, too")
             return
@@ -79,13 +79,18 @@ class Lines:
             self._seen |= {str(file), real}
             if depth >= _DEEPEST:
                 raise InputError(f"{file} is included through a chain of more than {_DEEPEST} files")
-            text = self._text(file)
+            text = self.text(file)
         except (InputError, OSError, ValueError) as error:
             yield Unread(where, f"names a file: {error}")
             return
         yield from self._read(text, str(file), file.parent, depth + 1)
 
-    def _text(self, file: Path) -> str:
+    def text(self, file: Path) -> str:
+        """The text of a file, which counts against the bound of all files.
+
+        Raises:
+            InputError: the file cannot be read.
+        """
         size = os.stat(file).st_size if file.is_file() else 0
         try:
             return text_of(file, self._left)
@@ -103,7 +108,7 @@ class Lines:
             if _HEAD.fullmatch(line):
                 table = True
             elif row is not None:
-                yield Pin(canonicalize_name(row[1]), row[2], where)
+                yield Pin(names.of_conda(row[1]), row[2], where)
             elif _EDITABLE.fullmatch(line):
                 editable = line
             elif not (table and _RULE.fullmatch(line)) and line != "@EXPLICIT" and not _MAMBA_TITLE.fullmatch(line):

@@ -8,9 +8,17 @@ from collections.abc import Iterator
 from typing import NamedTuple, Union
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+
+from . import names
 
 EXPECTED = "expected releases such as trl==1.5.1, in a format that `audit --help` lists"
+NEXT = "`pip freeze | rlhf-patches audit -` where it runs, or `uv pip compile FILE | rlhf-patches audit -`"
+"""How to get the versions that a file does not have."""
+COMMAND_LINE = "the command line"
+"""The place of a requirement that is itself an argument."""
 
 _SHOWN = 100  # characters of an unparsed entry that a message shows
 _FILE = re.compile(r"[^\s;@]+\.(?:whl|zip|gz|bz2|conda)(?:[\s;#].*)?")
@@ -90,12 +98,22 @@ def of_requirement(text: str, where: str, note: str = "") -> Iterator[Entry]:
         wheel = _of_wheel(requirement.url)
         yield Pin(name, wheel and wheel[1], where, notes(f"from {requirement.url}", note, marker))
         return
-    pins = [each.version for each in requirement.specifier if each.operator in ("==", "===")]
-    if len(pins) == 1 and not pins[0].endswith(".*"):
-        yield Pin(name, pins[0], where, notes(note, marker))
+    only = _only(requirement.specifier)
+    if only:
+        yield Pin(name, only, where, notes(note, marker))
     else:
         range_ = f"{requirement.specifier}" or "any version"
         yield Pin(name, None, where, notes(f"not pinned: {range_}", note, marker))
+
+
+def _only(specifier: SpecifierSet) -> str | None:
+    """The release that a specifier names: ``==1.5.1``, ``>=1.5.1,<=1.5.1``."""
+    pins = [each.version for each in specifier if each.operator in ("==", "===")]
+    if pins:
+        return pins[0] if len(pins) == 1 and not pins[0].endswith(".*") else None
+    lowest = {Version(each.version) for each in specifier if each.operator == ">="}
+    both = [each.version for each in specifier if each.operator == "<=" and Version(each.version) in lowest]
+    return both[0] if both else None
 
 
 def _of_address(text: str, where: str, note: str) -> Entry:
@@ -105,7 +123,7 @@ def _of_address(text: str, where: str, note: str) -> Entry:
         return Pin(*wheel, where, notes(f"from {address}", note, f"where {marker}" if marker else ""))
     conda = _CONDA_FILE.search(address) if _URL.match(address) else None
     if conda is not None:
-        return Pin(canonicalize_name(conda[1]), conda[2], where, note)
+        return Pin(names.of_conda(conda[1]), conda[2], where, note)
     egg = _EGG.search(address)
     if egg is not None:
         return Pin(canonicalize_name(egg[1]), None, where, notes(f"from {address}", note))
@@ -131,7 +149,7 @@ def of_conda(text: str, where: str, note: str = "") -> Entry:
     read = _CONDA.fullmatch(text.strip())
     if read is None:
         return Unread(where, f"{shown(text)} is not a conda package (name=version)")
-    name, rest = canonicalize_name(read[1]), read[2].strip()
+    name, rest = names.of_conda(read[1]), read[2].strip()
     exact = _CONDA_EXACT.fullmatch(rest)
     if exact is not None:
         return Pin(name, exact[1] or exact[2] or exact[3], where, note)

@@ -223,6 +223,8 @@ class _Reader:
                     return
             except (OSError, ValueError, inputs.InputError):
                 pass
+        if name != "eval":
+            yield Command(tuple(words), words[0].line)
         self._values.clear()
 
     def _assign(self, node: SgNode) -> None:

@@ -152,6 +152,7 @@ def test_what_is_disabled_does_not_count(found, requirements, capsys):
         ("trl", "not pinned: any version"),
         ("trl==1.5.*", "not pinned: ==1.5.*"),
         ("trl>=1.4,<2", "not pinned: <2,>=1.4"),
+        ("trl>=1.4.0,<=1.5.0", "not pinned: <=1.5.0,>=1.4.0"),
         ("trl @ git+https://host/trl@v1.5.0", "from git+https://host/trl@v1.5.0"),
         ("-e git+https://host/trl@v1.5.0#egg=trl", "editable: git+https://host/trl@v1.5.0#egg=trl"),
         ("--editable=git+https://host/trl#egg=trl[x]", "editable: git+https://host/trl#egg=trl[x]"),
