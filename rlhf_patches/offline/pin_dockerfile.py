@@ -17,8 +17,9 @@ from .shell import Word
 _LARGEST = 2**18  # characters; the largest Dockerfiles have some tens of thousands
 _COMMENT = re.compile(r"\s*#")
 _HEREDOC = re.compile(r"""<<-?\s*["']?(\w+)["']?""")
-_INSTRUCTION = re.compile(r"\s*(?:ONBUILD\s+)?(RUN|FROM|COPY|ADD|ARG|ENV)\s+(.*)", re.IGNORECASE | re.DOTALL)
+_INSTRUCTION = re.compile(r"\s*(?:ONBUILD\s+)?(RUN|FROM|COPY|ADD|ARG|ENV|WORKDIR)\s+(.*)", re.IGNORECASE | re.DOTALL)
 _FROM = re.compile(r"FROM(\s+--platform=\S+)?\s+\S+(\s+(AS|as)\s+\S+)?")
+_BOUND = re.compile(r"--mount=type=bind,(?:\S*,)?(?:source|src)=([^,\s]+),(?:target|dst|destination)=([^,\s]+)")
 _OPTIONS = re.compile(r"(?:--[a-z-]+(?:=\S+)?(?:\s|\\\n)+)*")
 
 
@@ -44,19 +45,23 @@ class _Dockerfile:
         self._values: dict[str, str] = {}
         self._stages: dict[str, dict[str, str]] = {}
         self._copied: list[tuple[str, str]] = []
+        self._workdir = "/"
 
     def read(self, text: str) -> Iterator[Entry]:
         self._values = self._global  # ARG before the first FROM
         for number, instruction, rest in _instructions(text):
             where = f"{self._place}:{number}"
             if instruction == "RUN":
+                self._copied += [(source, self._absolute(target)) for source, target in _BOUND.findall(rest)]
                 yield from self._run(_OPTIONS.sub("", rest, count=1), number - 1)
             elif instruction == "FROM":
                 yield from self._from(rest, where)
             elif instruction in ("ARG", "ENV"):
                 self._set(instruction, rest)
+            elif instruction == "WORKDIR":
+                self._workdir = self._absolute(rest.strip())
             else:
-                self._copied += _copied(rest)
+                self._copied += [(source, self._absolute(target)) for source, target in _copied(rest)]
                 yield Unread(where, f"{instruction} {shown(rest)} is not read", mention=rest)
 
     def _run(self, command: str, before: int) -> Iterator[Entry]:
@@ -95,22 +100,26 @@ class _Dockerfile:
             else:
                 self._values.pop(key, None)
 
+    def _absolute(self, path: str) -> str:
+        return os.path.join(self._workdir, path)
+
     def _find(self, name: str) -> Path | None:
-        """The file beside the Dockerfile that has this name in the image: copied there, or a relative one."""
+        """The file beside the Dockerfile that an instruction copies to this place of the image."""
         if self._folder is None or "\0" in name or "://" in name:
             return None
-        candidates = []
+        wanted = os.path.normpath(self._absolute(name))
         for source, target in self._copied:
-            end = name.removeprefix(target.removesuffix("/")).lstrip("/")
-            if os.path.basename(source) == os.path.basename(name) and not target.endswith("*"):
-                candidates.append(source)
-            elif name.startswith(target) or target in (".", "./"):
-                candidates.append(os.path.join(source, name if target in (".", "./") else end))
-        candidates += [] if name.startswith(("/", "$", "~")) else [name]
-        try:
-            return next((path for each in candidates if (path := self._folder / each.lstrip("/")).is_file()), None)
-        except OSError:
-            return None
+            place = os.path.normpath(target)
+            within = os.path.join(place, "")
+            paths = [source] if wanted in (place, os.path.join(place, os.path.basename(source))) else []
+            paths += [os.path.join(source, wanted.removeprefix(within))] if wanted.startswith(within) else []
+            for path in paths:
+                try:
+                    if (self._folder / path.lstrip("/")).is_file():
+                        return self._folder / path.lstrip("/")
+                except OSError:
+                    continue
+        return None
 
 
 def _copied(rest: str) -> Iterator[tuple[str, str]]:

@@ -44,6 +44,7 @@ class Reader:
         self._place, self._lines, self._find = place, lines, find
         self._seen = set[str]()
         self._depth = 0
+        self._moved = ""  # by `cd`
 
     def read(
         self, text: str, first: int = 0, values: Mapping[str, str] | None = None, place: str = ""
@@ -54,6 +55,7 @@ class Reader:
             PinsError: the script is too large or is nested too deeply.
         """
         place = place or self._place
+        self._moved = "" if self._depth == 0 else self._moved
         try:
             script = shell.read(text, values=values)
         except shell.ShellError as error:
@@ -69,6 +71,8 @@ class Reader:
         text = " ".join(texts)
         script = _script(texts)
         arguments = _installed(words)
+        if texts[0] in ("cd", "pushd", "popd"):
+            self._moved = os.path.join(self._moved, *(texts[1:2] or ["~"]))
         if _OF_A_FILE.search(text):
             yield Unread(where, f"{shown(text)} installs the contents of a file: pass that file, too")
         elif arguments is not None:
@@ -81,7 +85,7 @@ class Reader:
             yield Unread(where, f"{shown(text)} is not parsed: only `pip install` is", mention=text)
 
     def _script(self, name: str, where: str) -> Iterator[Entry]:
-        file = self._find(name)
+        file = self._find(os.path.join(self._moved, name))
         if file is None or self._depth >= _DEEPEST:
             yield Unread(where, f"runs {shown(name)}, which is not there: pass that script, too")
             return
@@ -116,13 +120,14 @@ class Reader:
                 yield of_conda(word.text, f"{place}:{first + word.line}")
 
     def _named(self, option: str, value: str, where: str) -> Iterator[Entry]:
-        file = None if option == "-e" else self._find(value)
-        if file is not None:
-            yield from self._lines.line(f"{option} {os.path.relpath(file, self._lines.folder)}", where)
-        elif option != "-e" and value.startswith(("/", "$", "~")):
-            yield Unread(where, f"names {shown(value)}, a file of the image: pass that file, too")
+        if option == "-e":
+            yield from self._lines.line(f"-e {value}", where)
+            return
+        file = self._find(os.path.join(self._moved, value))
+        if file is None:
+            yield Unread(where, f"names {shown(value)}, which is not there: pass that file, too")
         else:
-            yield from self._lines.line(f"{option} {value}", where)
+            yield from self._lines.line(f"{option} {os.path.relpath(file, self._lines.folder)}", where)
 
 
 def _installed(words: Sequence[Word]) -> Sequence[Word] | None:

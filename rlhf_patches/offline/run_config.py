@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -197,7 +198,8 @@ def _value(value: object) -> str | None:
     if not isinstance(value, str) or "$" in value or "`" in value or not value:
         return None
     word = value.strip().lower()
-    return None if word == "auto" else _WORDS.get(word, word)
+    whole = re.fullmatch(r"(0|[1-9]\d*)\.0+", word)  # 1.0 on a command line is the 1 of a file
+    return None if word == "auto" else whole[1] if whole else _WORDS.get(word, word)
 
 
 def _of_yaml(text: str, place: str) -> Iterator[Setting]:

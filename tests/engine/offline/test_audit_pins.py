@@ -55,6 +55,17 @@ PINS = {
         },
         [("x", "1", "b.txt:1"), ("trl", "1.5.1", "b.txt:2")],
     ),
+    "a bound file": (
+        {
+            "Dockerfile": "FROM x\nRUN --mount=type=bind,source=b.txt,target=c.txt pip install -r c.txt\n",
+            "b.txt": "trl==1\n",
+        },
+        [("trl", "1", "b.txt:1")],
+    ),
+    "a copied file, relative": (
+        {"Dockerfile": "FROM x\nWORKDIR /a\nCOPY b.txt ./\nRUN cd c && pip install -r ../b.txt\n", "b.txt": "trl==1\n"},
+        [("trl", "1", "b.txt:1")],
+    ),
     "a copied folder": (
         {"Dockerfile": "FROM x\nCOPY . /app\nRUN pip install -r /app/b.txt\n", "b.txt": "trl==1.5.1\n"},
         [("trl", "1.5.1", "b.txt:1")],
@@ -122,10 +133,12 @@ def test_pins_that_are_there(read, case):
 
 SAID = {
     "a script that is not there": ("RUN bash install.sh", "runs 'install.sh', which is not there: pass that script"),
-    "a file of the image": ("RUN pip install -r /tmp/x.txt", "'/tmp/x.txt', a file of the image: pass that file"),
+    "a file of the image": ("RUN pip install -r /tmp/x.txt", "'/tmp/x.txt', which is not there: pass that file"),
     "an image without versions": ("FROM nvcr.io/nvidia/pytorch:25.01-py3", "contains torch and transformer-engine"),
     "an image that nobody names": ("FROM ${BASE}", "FROM '${BASE}' has no value here: name the image"),
     "conda's name": ("COPY pytorch /x", "COPY 'pytorch /x' is not read"),
+    "a file of another folder": ("RUN cd y && pip install -r a.txt", "'a.txt', which is not there: pass that file"),
+    "a file that is not copied": ("RUN pip install -r a.txt", "'a.txt', which is not there: pass that file, too"),
     "no shell": ("RUN pip install trl==1 'x", "is not a shell command"),
 }
 
@@ -133,7 +146,7 @@ SAID = {
 @pytest.mark.parametrize("case", SAID)
 def test_what_cannot_be_read_is_said_with_the_next_step(read, case):
     line, said = SAID[case]
-    _, unread = read({"Dockerfile": f"FROM python\nRUN pip install x==1\n{line}\n"})
+    _, unread = read({"Dockerfile": f"FROM python\nRUN pip install x==1\n{line}\n", "a.txt": "trl==1.5.1\n"})
     assert [place for place, _ in unread] == ["Dockerfile:3"]
     assert said in unread[0][1]
 

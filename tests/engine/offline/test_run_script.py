@@ -62,6 +62,7 @@ CERTAIN = {
     "ray": (ANSWER, "ray job submit -- python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo\n"),
     "OpenRLHF's newer names": (ZERO2, "deepspeed --module openrlhf.cli.train_ppo_ray --ds.zero_stage 3\n"),
     "OpenRLHF's estimator": ("openrlhf-k3-gradient", "python -m openrlhf.cli.train_ppo_ray --algo.kl.estimator k1\n"),
+    "a number": ("skyrl-rollout-temperature", "python x.py generator.sampling_params.temperature=1.0\n"),
     "ms-swift's preset": (ZERO2, "swift rlhf --rlhf_type grpo --deepspeed zero3\n"),
     "ms-swift's preset without offload": (OFFLOAD, "swift sft --deepspeed zero2\n"),
 }
