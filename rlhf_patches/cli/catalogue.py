@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from .. import settings
-from ..definitions import pages, registry
+from ..definitions import pages, registry, search
 from ..definitions.patch import Patch
 from ..definitions.registry import PluginFailure, Registered
 from ..definitions.status import PatchReport
@@ -32,10 +32,10 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "explain",
         _explain,
-        "show the page of a patch or an advice",
-        "rlhf-patches explain megatron-core-forward-pre-hook-reentry",
+        "show the page of a patch or an advice, or find the bugs that words describe",
+        "rlhf-patches explain identical completions",
     )
-    command.add_argument("name", metavar="NAME", help=_NAME)
+    command.add_argument("words", nargs="+", metavar="NAME|WORDS", help=f"{_NAME}, or words of a symptom or an error")
     command = commands.add(
         "diff", _diff, "show a patch's change to the source installed here", "rlhf-patches diff verl-no-sync-reentry"
     )
@@ -71,7 +71,12 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    item = _patch(options.name)
+    registered, failures = registry.load()
+    words = " ".join(options.words)
+    meant = _meant(words, registered)
+    if len(meant) != 1:
+        return _found(words, registered, failures)
+    (item,) = meant
     text = output.printable_lines(pages.page(item.patch, item.plugin, lookup.how_to_prove(item.patch)))
     console = output.console()
     if console.is_terminal:
@@ -80,6 +85,34 @@ def _explain(options: argparse.Namespace) -> int:
         console.print(Markdown(text), soft_wrap=False)  # which would crop code blocks
     else:
         print(text, end="")
+    return 0
+
+
+def _found(words: str, registered: Sequence[Registered], failures: Sequence[PluginFailure]) -> int:
+    """List the bugs that words describe.
+
+    Raises:
+        UsageError: the words are a misspelt name, or describe no bug.
+    """
+    names = [item.patch.name for item in registered]
+    found = search.find(words, [item.patch for item in registered])
+    nearest = settings.nearest(words, names) if "-" in words else ""
+    if nearest and settings.LINE not in nearest and not _meant(words, registered):
+        raise UsageError(f"there is no patch {words!r}{nearest}{registry.hint(failures)}")
+    if not found:
+        raise UsageError(
+            settings.LINE.join(
+                (
+                    f"no known bug fits {words!r}{registry.hint(failures)}",
+                    "`rlhf-patches diagnose LOG` reads a log or a traceback",
+                    "`rlhf-patches list --all` shows every bug",
+                )
+            )
+        )
+    output.print_sentence(f"Known bugs that fit {printable(repr(words))}, best first:", style="bold")
+    for patch in found:
+        output.print_sentence(printable(f"{patch.name}: {pages.bug(patch)}"))
+    output.print_sentence("Next: `rlhf-patches explain NAME` shows a page.")
     return 0
 
 
@@ -122,12 +155,18 @@ def _patch(name: str) -> Registered:
         UsageError: no patch matches, or several do.
     """
     registered, failures = registry.load()
-    part = name.lower().replace("_", "-")
-    meant = [item for item in registered if part and part in item.patch.name.lower()]
-    if len(meant) > 1 and name not in [item.patch.name for item in meant]:
+    meant = _meant(name, registered)
+    if len(meant) > 1:
         names = settings.LINE.join(item.patch.name for item in meant)
         raise UsageError(f"{name!r} matches {len(meant)} names:{settings.LINE}{names}")
     return find(meant[0].patch.name if len(meant) == 1 else name, registered, failures)
+
+
+def _meant(name: str, registered: Sequence[Registered]) -> list[Registered]:
+    """The patch with this name; without one, the patches whose names contain it, in any case."""
+    part = name.lower().replace("_", "-")
+    meant = [item for item in registered if part and part in item.patch.name.lower()]
+    return [item for item in meant if item.patch.name == name] or meant
 
 
 def find(name: str, registered: Sequence[Registered], failures: Sequence[PluginFailure]) -> Registered:

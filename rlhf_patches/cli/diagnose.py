@@ -214,6 +214,7 @@ def _as_json(one: Diagnosis) -> dict[str, object]:
         "bug": one.item.patch.bug or None,
         "when": one.item.patch.when or None,
         "match": one.match,
+        "doubt": one.doubt,
         "sure": one.sure,
         "exception": "" if isinstance(one.first, Stack) else one.first.exception,
         "message": "" if isinstance(one.first, Stack) else one.first.message,

@@ -200,7 +200,7 @@ def test_a_part_of_a_name_is_enough(said):
         assert said("explain", part) == said("explain", "trl-grpo-dapo-scale")
     assert said("diff", "dapo") == said("diff", "trl-grpo-dapo-scale")
     assert said("explain", "swift-null-ref-context")[1].startswith("# swift-null-ref-context\n"), "a part of -hf's, too"
-    status, out, err = said("explain", "null-REF")
+    status, out, err = said("diff", "null-REF")
     assert (status, out) == (2, "")
     assert err == ("rlhf-patches: 'null-REF' matches 2 names:\n  swift-null-ref-context\n  swift-null-ref-context-hf\n")
 
