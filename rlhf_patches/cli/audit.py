@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
+
+from packaging.version import Version
 
 from ..definitions import registry
 from ..definitions.listed import WATCH
 from ..definitions.patch import Advice
-from ..definitions.words import printable
+from ..definitions.words import plural, printable
 from ..offline import audit, audit_osv, audit_sarif, audit_text, pin_files, pins
 from ..offline.audit import Audited, Bug, Findings, Gap
 from ..offline.pairs import Failing
@@ -21,6 +23,8 @@ from . import output
 from .catalogue import find
 from .command_line import Commands, add_output
 
+_SHOWN = 3  # versions of a row
+_LONGEST_NOTE = 100  # characters; uv's markers have a thousand
 _FORMATS = ("text", "json", "sarif", "github", "markdown", "osv")
 
 
@@ -124,15 +128,12 @@ def _complain(findings: Findings) -> None:
 
 
 def _print_text(findings: Findings) -> None:
-    rows = findings.with_bugs
+    rows = _rows(findings)
     if rows:
         output.print_table(
             ("PACKAGE", "VERSION", "HARM", "BUG", "FIXED IN", "WHERE"),
             [
-                (
-                    *(each.pin.name, printable(each.pin.version or "")),
-                    *(bug.patch.harm, bug.patch.name, bug.fixed_in, _where(each)),
-                )
+                (each[0].pin.name, _versions(each), bug.patch.harm, bug.patch.name, bug.fixed_in, _where(each))
                 for each, bug in rows
             ],
             [_below(bug, findings.run) for _, bug in rows],
@@ -140,19 +141,43 @@ def _print_text(findings: Findings) -> None:
         print()
     for pair in findings.failing:
         print(printable(pair.text))
-    for each, bug, reason in findings.excluded:
-        output.print_sentence(
-            printable(f"{bug.patch.name} ({each.pin.name} {each.pin.version}) cannot affect this run: {reason}")
-        )
-    for line in [*(gap.text for gap in findings.gaps), *findings.notes, *findings.in_sum()]:
+    for name, reason, which in dict.fromkeys(
+        (bug.patch.name, reason, f"{each.pin.name} {each.pin.version}") for each, bug, reason in findings.excluded
+    ):
+        output.print_sentence(printable(f"{name} ({which}) cannot affect this run: {reason}"))
+    for line in dict.fromkeys([*(gap.text for gap in findings.gaps), *findings.notes, *findings.in_sum()]):
         output.print_sentence(printable(line))
-    repaired = {bug.patch.name for _, bug in rows if bug.repaired_by}
-    advice = {bug.patch.name for _, bug in rows} - repaired
+    for line in _next_steps(findings):
+        output.print_sentence(line)
+
+
+def _rows(findings: Findings) -> list[tuple[list[Audited], Bug]]:
+    """Each bug once, with the pins that have it."""
+    rows: dict[tuple[str, str], tuple[list[Audited], Bug]] = {}
+    for each, bug in findings.with_bugs:
+        rows.setdefault((bug.patch.name, bug.beside), ([], bug))[0].append(each)
+    return list(rows.values())
+
+
+def _next_steps(findings: Findings) -> Iterator[str]:
+    bugs = {bug.patch.name: (each.pin.name, bug) for each, bug in findings.with_bugs}
+    repaired = [name for name, (_, bug) in bugs.items() if bug.repaired_by]
+    if any(not each.newest_read for each in findings.not_looked_up) or findings.unread:
+        yield f"Versions that a file does not have: {pins.NEXT}."
+    for package in sorted({package for package, _ in bugs.values()}):
+        fixes = [bug.fixed for name, bug in bugs.values() if name == package]
+        fixed = [fix for fix in fixes if fix]
+        if fixed:
+            newest = max(fixed, key=Version)
+            ends = f"ends {len(fixed)} of {plural(len(fixes), 'known bug')}"
+            yield f"Upgrading {package} to {newest} {ends}: `rlhf-patches audit {package}=={newest}` lists what it has."
     if repaired:
-        which = f"{len(repaired)} of them" if advice else "them"
-        output.print_sentence(f"rlhf-patches repairs {which} if it is on: see `explain BUG` and `doctor`.")
-    for name in sorted(advice):
-        output.print_sentence(f"No patch repairs {name}: see `explain {name}` for a workaround.")
+        which = "them" if len(repaired) == len(bugs) else f"{len(repaired)} of them"
+        yield f"rlhf-patches repairs {which} if it is on (`rlhf-patches autoload on`): see `explain BUG` and `doctor`."
+    for name in sorted(bugs.keys() - set(repaired)):
+        yield f"No patch repairs {name}: see `explain {name}` for a workaround."
+    if bugs and not findings.run:
+        yield "`--config CONFIG` excludes what the configuration of your run rules out."
 
 
 def _below(bug: Bug, run: RunConfig | None) -> list[str]:
@@ -161,8 +186,17 @@ def _below(bug: Bug, run: RunConfig | None) -> list[str]:
     return [printable(line) for line in lines]
 
 
-def _where(audited: Audited) -> str:
-    return printable(f"{audited.pin.place}{f' ({audited.pin.note})' if audited.pin.note else ''}")
+def _versions(audited: Sequence[Audited]) -> str:
+    versions = list(dict.fromkeys(each.pin.version or "" for each in audited))
+    more = f" and {len(versions) - _SHOWN} more" if len(versions) > _SHOWN else ""
+    return printable(", ".join(versions[:_SHOWN]) + more)
+
+
+def _where(audited: Sequence[Audited]) -> str:
+    pin = audited[0].pin
+    note = pin.note if len(pin.note) <= _LONGEST_NOTE else f"{pin.note[:_LONGEST_NOTE]}..."
+    more = f" and {plural(len(audited) - 1, 'more place')}"
+    return printable(f"{pin.place}{f' ({note})' if note else ''}{more if len(audited) > 1 else ''}")
 
 
 def _as_json(findings: Findings) -> dict[str, Any]:

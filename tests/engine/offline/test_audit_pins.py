@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -227,6 +228,36 @@ def test_what_is_made_to_do_harm_is_an_error(read, name, text, said):
     with pytest.raises(PinsError) as error:
         read({name: text})
     assert said in str(error.value)
+
+
+def test_a_script_that_changes_its_folder(read):
+    pins, unread = read({"i.sh": "cd y\npip install x==1 -r a.txt\n", "a.txt": "trl==1.5.1\n"})
+    assert pins == [("x", "1", "i.sh:2")]
+    assert unread == [("i.sh:2", "names 'a.txt', which is not there: pass that file, too")]
+
+
+def test_a_bug_of_several_releases_is_one_row(read, capsys):
+    marker = "python_version < '3.12' and " + " and ".join(f"extra != 'x{n}'" for n in range(30))
+    text = f"transformers==4.57.0; {marker}\n" + "".join(f"transformers==4.57.{n}\n" for n in range(1, 5))
+    read({"a.txt": f"{text}peft==0.19.0\nx>1\n"})
+    assert cli.main(["audit", "a.txt"]) == 1
+    rows = [line for line in capsys.readouterr().out.splitlines() if "transformers-accumulation-scale  " in line]
+    assert len(rows) == 1
+    assert "  4.57.0, 4.57.1, 4.57.2 and 2 more  " in rows[0]
+    assert rows[0].endswith(" and 4 more places")
+    assert len(rows[0]) < 250
+
+
+def test_what_to_do_next_is_said(read, capsys):
+    read({"a.txt": "peft==0.19.0\ntrl>1\n"})
+    assert cli.main(["audit", "a.txt"]) == 1
+    out = capsys.readouterr().out
+    assert re.search(
+        r"^Upgrading peft to 0\.\d+\.0 ends \d of \d known bugs: `rlhf-patches audit peft==", out, re.MULTILINE
+    )
+    assert "Versions that a file does not have: `pip freeze | rlhf-patches audit -`" in out
+    assert "`rlhf-patches autoload on`" in out
+    assert out.splitlines()[-1].startswith("`--config CONFIG` ")
 
 
 def test_scripts_that_run_each_other(read):
