@@ -169,11 +169,11 @@ def _next_steps(findings: Findings) -> Iterator[str]:
         fixed = [fix for fix in fixes if fix]
         if fixed:
             newest = max(fixed, key=Version)
-            ends = f"ends {len(fixed)} of {plural(len(fixes), 'known bug')}"
-            yield f"Upgrading {package} to {newest} {ends}: `rlhf-patches audit {package}=={newest}` lists what it has."
+            yield f"Upgrade {package} to {newest}: it ends {len(fixed)} of {plural(len(fixes), 'known bug')}."
     if repaired:
-        which = "them" if len(repaired) == len(bugs) else f"{len(repaired)} of them"
-        yield f"rlhf-patches repairs {which} if it is on (`rlhf-patches autoload on`): see `explain BUG` and `doctor`."
+        every = "them" if len(bugs) > 1 else "it"
+        which = every if len(repaired) == len(bugs) else f"{len(repaired)} of them"
+        yield f"`rlhf-patches autoload on` repairs {which}: see `explain BUG` and `doctor`."
     for name in sorted(bugs.keys() - set(repaired)):
         yield f"No patch repairs {name}: see `explain {name}` for a workaround."
     if bugs and not findings.run:
