@@ -183,7 +183,7 @@ def _how_sure(one: Diagnosis) -> str:
     if diagnose.OUT_OF_MEMORY in one.first.message:
         return "possible (memory runs out in its function)"
     if not one.first.frames and not one.first.cut:
-        return "possible (no traceback, and any package raises this message)"
+        return "possible (no traceback, and other code raises this message, too)"
     return f"possible (in the traceback {one.first.cut or 'frames are missing'})"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -95,6 +96,10 @@ def diagnose(
     sure_texts = {_text(one.first) for one in diagnoses.values() if one.sure}
     # Drop the same text without a frame: a traceback already shows which framework raised it.
     kept = [one for one in diagnoses.values() if one.sure or _text(one.first) not in sure_texts]
+    texts = Counter(_text(one.first) for one in kept)
+    for one in kept:
+        if one.match == LIKELY and texts[_text(one.first)] > 1:
+            one.match = POSSIBLE  # each of several
     names = {one.item.patch.name for one in kept}
     kept += [one for one in waits.possible() if one.item.patch.name not in names]
     for one in kept:
@@ -195,7 +200,7 @@ def _fits(signature: Signature, patch: KnownBug, raised: Raised) -> str | None:
     if raised.cut in (HEAD, FRAMES):
         last = frames.failing(raised.frames)
         elsewhere = last is not None and not any(frames.is_of(target, last) for target in wanted)
-        if elsewhere and (of_any_import or not signature.specific):
+        if elsewhere and (raised.cut == HEAD or of_any_import or not signature.specific):
             return None
         if signature.message or not _elsewhere(wanted, raised.frames):
             return POSSIBLE

@@ -22,6 +22,9 @@ _STANDARD_LIBRARY = re.compile(r".*/lib(?:64)?/python\d[\d.]{0,5}t?/|/[A-Za-z]:/
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/([^/]+)")
 
 
+_FORWARDS = "__getattr__"  # of PEFT's and other models around a model: what lacks the attribute is within
+
+
 class Frame(NamedTuple):
     """One line of a traceback or a stack."""
 
@@ -51,7 +54,8 @@ class Reader:
             return shortened(match[1], match[2])
         if not active and not text.startswith("File "):
             return None
-        match = _NOTEBOOK.match(text) or _NOTEBOOK_MODULE.match(text)
+        match = _NOTEBOOK.match(text) if " in " in text else None
+        match = match or (_NOTEBOOK_MODULE.match(text) if text.startswith("File ") else None)
         if match:
             return shortened(match[1], match[2] if match.lastindex == 2 else "<module>")
         if _CELL.match(text):
@@ -59,9 +63,9 @@ class Reader:
         return self._of_box(text)
 
     def _of_box(self, text: str) -> Frame | None:
-        boxed = _BOXED.match(text)
+        boxed = text.startswith(("│", "|")) and _BOXED.match(text)
         begun, self._begun = self._begun, ""
-        if boxed is None:
+        if not boxed:
             return None
         for line in (f"{begun}{boxed[1]}", f"{begun} {boxed[1]}"):
             if line[:1] in ("/", "~") and (match := _BOX_FRAME.match(line)):
@@ -117,6 +121,8 @@ def is_of(target: str, frame: Frame) -> bool:
 
 
 def _is_neutral(frame: Frame, packages: Collection[str]) -> bool:
+    if frame.function.rpartition(".")[2] == _FORWARDS:
+        return True
     file = "/" + frame.file.replace("\\", "/")
     installed = _INSTALLED.match(file)
     package = installed[1] if installed else file.split("/", 2)[1]  # py-spy's path begins with the package

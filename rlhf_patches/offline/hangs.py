@@ -154,7 +154,7 @@ def timeout(text: str, number: int, prefix: str, rank: str) -> Timeout | None:
             return None
         limited, rank, group = limit[1] if limit else "", f"rank {match[1]}", _GROUP.search(text, 0, match.end())
         return Timeout("NCCL", work[2], work[1] or "", limited, number, prefix, rank, group=group[1] if group else "")
-    for pattern, notice in _NOTICES:
+    for pattern, notice in _NOTICES if "Rank " in text else ():
         match = re.search(pattern, text)
         if match:
             what = notice.format(match[2])

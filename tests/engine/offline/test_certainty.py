@@ -209,7 +209,7 @@ def test_what_is_said_of_a_doubt(said, tmp_path):
     log = tmp_path / "train.log"
     for text, words in (
         ("trl==0.24.0\n" + SAMPLER, "possible (the log names trl 0.24.0, which does not have this bug)"),
-        (f"{NO_VLLM}\n", "possible (no traceback, and any package raises this message)"),
+        (f"{NO_VLLM}\n", "possible (no traceback, and other code raises this message, too)"),
     ):
         log.write_text(text)
         assert words in said("diagnose", log)[1]
