@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -235,19 +235,29 @@ def observed() -> dict[str, int]:
     return found
 
 
-def numbers() -> dict[str, Any]:
-    """Every case, as released, in every combination of patches, and after a revert."""
+def some_numbers() -> dict[str, Any]:
+    """One case of each kind, with this patch alone and with all."""
+    kinds = ("plain", "packed", "entropy in the loss", "temperature", "fp32 model")
+    return numbers(("alone", "with all"), {name: CASES[name] for name in kinds})
+
+
+def numbers(
+    combinations: Sequence[str] = ("alone", "with log-probabilities", "with entropies", "with all"),
+    cases: dict[str, dict[str, Any]] = CASES,
+) -> dict[str, Any]:
+    """Every case, as released, in combinations of patches, and one after a revert.
+
+    "with both" is as "with all", but for what `skyrl-sequence-parallel-logits` does.
+    """
     _logits.CHUNK_BYTES = 4 * 4 * training.ROWS * (small_gpt.VOCABULARY // 2)  # four tokens
-    before = {name: train(case) for name, case in CASES.items()}
-    report: dict[str, Any] = {"before": {name: errors(before[name], case) for name, case in CASES.items()}}
-    for combination, patches in [*COMBINATIONS.items(), ("reverted", [])]:
-        if combination == "with both":
-            continue  # as "with all", but for what `skyrl-sequence-parallel-logits` does
+    before = {name: train(case) for name, case in cases.items()}
+    report: dict[str, Any] = {"before": {name: errors(before[name], case) for name, case in cases.items()}}
+    for combination, patches in [*((name, COMBINATIONS[name]) for name in combinations), ("reverted", [])]:
         if patches:
             rlhf_patches.apply(only=patches)
         observed()
         found: dict[str, Any] = {}
-        for name, case in CASES.items() if patches else [("plain", CASES["plain"])]:
+        for name, case in cases.items() if patches else [("plain", CASES["plain"])]:
             after = train(case)
             found[name] = {
                 "observed": observed(),
@@ -390,7 +400,7 @@ def chunk_sizes(function: Callable[..., Any]) -> dict[str, Any]:
     return found
 
 
-PARTS = {f.__name__: f for f in (numbers, own, memory, context_parallel, models)}
+PARTS = {f.__name__: f for f in (some_numbers, numbers, own, memory, context_parallel, models)}
 
 
 def fill(report: dict[str, Any], parts: list[str]) -> None:

@@ -8,11 +8,13 @@ the group asks for are numbers that Ray is told.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import logging
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,6 +66,17 @@ class Handle:
         return SimpleNamespace(remote=remote)
 
 
+@contextlib.contextmanager
+def without_a_store() -> Iterator[None]:
+    """There is nothing of Ray in a mesh of plain objects but its store, which is slow."""
+    kept = ray.put, ray.get
+    ray.put = ray.get = lambda value: value
+    try:
+        yield
+    finally:
+        ray.put, ray.get = kept
+
+
 def without_actors(module: Any, mesh: list[dict[str, int]]) -> Any:
     """SkyRL's actor group, whose actors are plain objects."""
     from skyrl.backends.skyrl_train.distributed.dispatch import ActorInfo
@@ -104,6 +117,7 @@ def meshes() -> dict[str, Any]:
     return found
 
 
+@without_a_store()
 def of_meshes(module: Any) -> dict[str, Any]:
     return {
         name: run(make_dispatch(module, without_actors(module, mesh)), PER_RANK * mesh[0]["dp_size"])
@@ -129,6 +143,7 @@ def of_ray(module: Any) -> dict[str, Any]:
     return found
 
 
+@without_a_store()
 def of_tinker(module: Any) -> dict[str, Any]:
     """What two clients of the Tinker API get: one sent samples 0 to 2, the other 3 and 4. The batch is padded to 6."""
     backend_module = skyrl_on_cpu.tinker_backend()
@@ -155,6 +170,7 @@ def of_tinker(module: Any) -> dict[str, Any]:
     return found
 
 
+@without_a_store()
 def without_a_collecting_rank(module: Any) -> dict[str, Any]:
     """A mesh of which no rank is the last pipeline stage."""
     mesh = [{**place, "pp_size": 2} for place in make_mesh(2, 1, 2, 1)]
@@ -180,8 +196,6 @@ def main() -> None:
         environment = {"env_vars": {"PYTHONPATH": path}}
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # its "GPUs" are numbers
         own_ray.start(num_cpus=4, num_gpus=4, runtime_env=environment)
-    else:  # there is nothing of Ray in a mesh of plain objects but its store
-        ray.put = ray.get = lambda value: value
     module = skyrl_on_cpu.worker_dispatch()
     report: dict[str, Any] = {"before": of_meshes(module)}
     if options.part == "all":

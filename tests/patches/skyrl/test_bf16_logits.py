@@ -31,33 +31,38 @@ TEMPERATURE = "logits in fp32 because the temperature is not 1"
 FP32 = "logits in fp32 because the model is not in bfloat16"
 
 
+@pytest.fixture(scope="module", params=["some_numbers", pytest.param("numbers", marks=pytest.mark.exhaustive)])
+def numbers(request, skyrl_ranks):
+    """Each rank's, by combination."""
+    return [report[request.param] for report in skyrl_ranks("0.2", request.param, worker="bf16_logits_ranks")]
+
+
 @pytest.fixture(scope="module")
 def reports(skyrl_ranks):
     """Each rank's."""
-    return skyrl_ranks("0.2", "numbers", "models", "context_parallel", worker="bf16_logits_ranks")
+    return skyrl_ranks("0.2", "models", "context_parallel", worker="bf16_logits_ranks")
 
 
-def cases(reports, combinations=COMBINATIONS):
+def cases(numbers, combinations=COMBINATIONS):
     """(combination, case, what was there before, what is there now), for every rank."""
-    for report in reports:
-        numbers = report["numbers"]
+    for report in numbers:
         for combination in combinations:
-            for name, found in numbers[combination]["cases"].items():
-                yield combination, name, numbers["before"][name], found
+            for name, found in report.get(combination, {"cases": {}})["cases"].items():
+                yield combination, name, report["before"][name], found
 
 
 # ------------------------------------------------------------------------------------- numbers
 
 
-def test_it_applies_in_every_combination(reports):
-    for report in reports:
-        assert [report["numbers"][combination]["status"] for combination in COMBINATIONS] == ["applied"] * 4
-    assert len(list(cases(reports))) == 2 * 4 * 8
+def test_it_applies_in_every_combination(numbers):
+    for report in numbers:
+        assert {report[combination]["status"] for combination in COMBINATIONS if combination in report} == {"applied"}
+    assert len(list(cases(numbers))) in (2 * 2 * 5, 2 * 4 * 8)
 
 
-def test_log_probabilities_and_entropies_are_those_of_fp32_logits(reports):
+def test_log_probabilities_and_entropies_are_those_of_fp32_logits(numbers):
     """Log-probabilities bit for bit. In bfloat16 they, and entropies, would be off by a hundredth."""
-    for combination, name, before, found in cases(reports):
+    for combination, name, before, found in cases(numbers):
         assert found["same_log_probs"], (combination, name)
         assert found["same_inference"], (combination, name)
         assert found["inference_dtype"] == "torch.float32"
@@ -66,31 +71,31 @@ def test_log_probabilities_and_entropies_are_those_of_fp32_logits(reports):
             assert found["errors"][key] <= max(before[key], 2e-6), (combination, name, key)
 
 
-def test_every_gradient_is_rounded_once_and_no_more(reports):
+def test_every_gradient_is_rounded_once_and_no_more(numbers):
     """Each number of the gradient of the model's output, against float64: within one rounding to its dtype.
 
     As a whole it is as far off as SkyRL's own: 1e-3 to 3e-3 in bfloat16, where a second rounding would add two fifths.
     The fp32 model's is off by four roundings of 2**-24 on the way, 2.4e-7 (seen: SkyRL's 1.9e-7 and 2.35e-7 on the two
     ranks, with every patch 2.1e-7 and 2.2e-7).
     """
-    for combination, name, before, found in cases(reports):
+    for combination, name, before, found in cases(numbers):
         assert before["gradient"] <= 1
         assert found["errors"]["gradient"] <= 1, (combination, name)
         assert found["errors"]["gradient as a whole"] <= max(1.001 * before["gradient as a whole"], 4 * 2**-24)
 
 
-def test_gradients_of_the_parameters_are_as_before(reports):
+def test_gradients_of_the_parameters_are_as_before(numbers):
     """Formulas in another order, so a number between two of bfloat16's may be rounded to the other one."""
-    for combination, name, _, found in cases(reports):
+    for combination, name, _, found in cases(numbers):
         assert found["gradients_found"] > 20
         assert found["largest_deviation"] <= 2e-5, (combination, name)
         if combination == "alone":
             assert found["largest_deviation"] == 0
 
 
-def test_where_the_logits_stay_in_bfloat16(reports):
+def test_where_the_logits_stay_in_bfloat16(numbers):
     """Two training micro-batches and two of inference, where the entropy does not count."""
-    for combination, name, _, found in cases(reports):
+    for combination, name, _, found in cases(numbers):
         entropy = name.startswith("entropy in the loss") and combination != "with all"
         expected = {KEPT: 4}
         if name == "temperature":
@@ -105,10 +110,10 @@ def test_where_the_logits_stay_in_bfloat16(reports):
         assert {logits.split()[0] for logits in found["logits"][0]} == {"float32"}
 
 
-def test_chunks(reports):
+def test_chunks(numbers):
     """The configured size, or four tokens by bytes here; none for fp32 logits, which are as they were."""
     sizes = {"plain": "4", "packed": "4", "chunks of 5": "5", "no chunks": "None"}
-    for combination, name, _, found in cases(reports):
+    for combination, name, _, found in cases(numbers):
         size = sizes.get(name, "None")
         if name.startswith("entropy in the loss") and combination == "with all":
             size = "4"
@@ -123,8 +128,8 @@ def test_chunks(reports):
             assert after > before
 
 
-def test_reverted_it_is_skyrls_again(reports):
-    for _, name, before, found in cases(reports, ["reverted"]):
+def test_reverted_it_is_skyrls_again(numbers):
+    for _, name, before, found in cases(numbers, ["reverted"]):
         assert found["observed"] == {}
         assert found["errors"] == before, name
         assert found["logits"][0] == found["logits"][1]

@@ -247,6 +247,7 @@ def test_within_torch_compile(run_ranks):
     assert found["whole graph"] == {"chunked": ["ok", "ok"], "whole": ["ok", "ok"]}
 
 
+@pytest.mark.exhaustive
 def test_disabled_they_stay_away(skyrl_ranks):
     part = "functions_without_the_entropy_patch"
     reports = skyrl_ranks("0.2", "statuses", part, worker=WORKER, RLHF_PATCHES_DISABLE="skyrl-*")

@@ -112,6 +112,7 @@ def test_a_mesh_of_which_nobody_collects_is_left_as_released(report):
     assert "MeshRank(dp=1, sp=0, tp=1, pp=0" in said
 
 
+@pytest.mark.exhaustive
 def test_disabled_it_stays_away(report, run):
     found = run("0.2", "meshes", RLHF_PATCHES_DISABLE=NAME)
     assert found["report"][0]["status"] == "disabled"
