@@ -103,6 +103,27 @@ def test_the_function_that_fails_is_the_frameworks(log, expected):
     assert found(log) == expected
 
 
+def test_a_model_around_the_model_is_no_other_package():
+    trainer = f"{SITE}/trl/trainer/dpo_trainer.py:__init__"
+    inner = f"{SITE}/peft/peft_model.py:__getattr__", f"{SITE}/torch/nn/modules/module.py:__getattr__"
+    log = trace("AttributeError: 'A' object has no attribute 'warnings_issued'", trainer, *inner)
+    assert found(log) == [("trl-warnings-issued", "certain")]
+
+
+NO_SYNC = (
+    "AssertionError: When overlap_grad_reduce is True, config.no_sync_func must be None; a custom no_sync_func is not "
+    "supported when overlapping grad-reduce"
+)
+
+
+def test_a_message_of_several_bugs_makes_none_of_them_likely():
+    assert {match for _, match in found(f"{NO_SYNC}\n")} == {"possible"}
+    assert found(trace(NO_SYNC, "/app/my/trainer.py:step", begin="")) == found(trace(NO_SYNC, "/app/a.py:step")) == []
+    assert found("ValueError: label_smoothing must be > 0 for loss_type='exo_pair'\n") == [
+        ("trl-dpo-liger-settings", "likely")
+    ]
+
+
 @pytest.mark.parametrize(
     "error", [NO_VLLM, GUIDED, "ImportError: cannot import name 'HybridCache' from 'transformers'"]
 )
