@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 _LONGEST_PATH = 500
 _LONGEST_NAME = 200
-_PYTHON = re.compile(r'[\s|]*File "([^"\n]+)", line \d+, in (\S+)')
+_PYTHON = re.compile(r'[\s|>]*File "([^"\n]+)", line \d+, in (\S+)')
 # File /x/y.py:528, in GRPOTrainer.__init__(self, ...); /x/y.py in __init__(self); Colab has a link behind the path
 _NOTEBOOK = re.compile(
     r"(?:File )?\[?((?:[A-Za-z]:)?[~/\\][^\s:()\]]{1,400}|<ipython-input[^>\s]{1,99}>)\]?(?:\(https?://[^\s)]{1,99}\))?"

@@ -94,6 +94,7 @@ class _Stream:
     active: bool = False
     begun: bool = False  # with the first line of a traceback
     elided: bool = False
+    boxed: bool = False  # by rich, which also wraps the exception's text
     reader: Reader = field(default_factory=Reader)
     lazy: list[Frame] = field(default_factory=list)  # of a lazy import, whose error is in the next line
     raised: str = ""  # the text of the last exception
@@ -145,7 +146,7 @@ class _Streams:
             self._size -= stream.size
             stream.size = 0
             stream.near.clear()
-        stream.begun, stream.elided = True, False
+        stream.begun, stream.elided, stream.boxed = True, False, False
         stream.own.clear()
 
     def unfinished(self) -> Iterator[tuple[str, _Stream]]:
@@ -218,6 +219,7 @@ def _fed(streams: _Streams, prefix: str, text: str, number: int, whole: bool) ->
     if text.endswith(BEGIN) or _OTHER_BEGIN.match(text):
         streams.begin(stream)
         streams.set_active(stream, True)
+        stream.boxed = not text.endswith(")") and not text.endswith(BEGIN)
     elif frame:
         streams.set_active(stream, True)
         stream.since, stream.last = 0, number
@@ -287,7 +289,15 @@ def _raised(text: str, stream: _Stream, number: int, prefix: str, whole: bool) -
         return None
     name = match[1].rpartition(".")[2]
     message = (match[2] or "")[:_LONGEST_MESSAGE]
-    cut = FRAMES if stream.elided else HEAD if stream.own and not stream.begun else "" if whole else TAIL
+    cut = (
+        FRAMES
+        if stream.elided
+        else HEAD
+        if stream.own and not stream.begun
+        else ""
+        if whole and not stream.boxed
+        else TAIL
+    )
     return _shown(stream, name, message, number, prefix, cut)
 
 

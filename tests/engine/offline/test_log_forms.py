@@ -122,3 +122,16 @@ def test_frames_of_notebooks_and_boxes(lines, expected):
 def test_frames_that_somebody_left_out(cut):
     text = trace("AssertionError: x", "/a.py:f").replace("    x\n", f"    x\n{cut}\n")
     assert [one.cut for one in raised(text)] == [tracebacks.FRAMES]
+
+
+def test_a_box_in_which_the_text_is_wrapped():
+    begin, end = "╭─── Traceback (most recent call last) ───╮\n", "╰──────╯\n"
+    frame = f"│ {SITE}/transformers/trainer.py:1034 in │\n│ _get_dataloader      │\n"
+    error = "TypeError: GRPOTrainer._get_train_sampler() takes 1 positional argument but 2"
+    assert found(f"{begin}{frame}{end}{error} were given\n") == [("trl-grpo-train-sampler", "certain")]
+    assert found(f"{begin}{frame}{end}{error}\nwere given\n") == [("trl-grpo-train-sampler", "possible")]
+    assert found(f"{begin}{frame}{end}TypeError: f() takes 1\nargument\n") == []
+
+
+def test_the_frame_that_loguru_marks():
+    assert found(TRACE.replace("  File", "\n> File").replace("    x\n", "    x\n    └ 3\n")) == [(NAME, "certain")]
