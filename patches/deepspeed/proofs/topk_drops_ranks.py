@@ -147,4 +147,6 @@ def observe() -> dict[str, Any]:
 def main() -> None:
     options = states.parser().parse_args()
     on_cpu.start()
+    if hasattr(torch.compiler, "set_stance"):  # releases compile a function of one line, which takes most of the time
+        torch.compiler.set_stance("force_eager")
     states.report(NAME, observe, options.out)

@@ -31,10 +31,7 @@ TOLERANCE = 1e-5
 BFLOAT16 = 0.05
 CASES = [*zero3_rare_parameters_ranks.CASES]
 RIGHT = {"in all", "not in the last", "offload, in all"}
-CORE = [
-    *("in all", "not in the first", "not in the last", "not in the second step"),
-    *("offload, in all", "offload, in one, clipped", "offload, not in the last", "offload, not in the second step"),
-]
+CORE = ["in one, clipped", "offload, in one, clipped", "in all", "offload, in all"]
 
 
 @pytest.fixture(
@@ -94,7 +91,9 @@ def test_what_is_kept_is_not_on_the_optimizer(reports):
 
 def test_reverted_it_is_deepspeed_s_own_again(reports):
     for report in reports:
-        assert report["reverted"] == report["before"]
+        assert report["reverted"]
+        for case, found in report["reverted"].items():
+            assert found == report["before"][case]
 
 
 @pytest.fixture(scope="module")

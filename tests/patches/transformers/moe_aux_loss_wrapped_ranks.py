@@ -168,4 +168,5 @@ def main() -> None:
     parser = states.parser()
     parser.add_argument("cases", nargs="*", metavar="CASE", default=list(CASES))
     options = parser.parse_args()
+    torch.compiler.set_stance("force_eager")  # what counts is the wrappers; tracing the model takes seconds
     states.report(small.NAME, lambda: {name: CASES[name]() for name in options.cases}, options.out, reverted=False)
