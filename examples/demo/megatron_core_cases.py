@@ -151,7 +151,7 @@ def norm(case: Case, layout: str) -> Callable[[Runner], Iterator[Row]]:
 
     def row(runner: Runner) -> Iterator[Row]:
         levels = megatron_with_transformer_engine("2.13")
-        report, _ = runner.forked(NORMS, "--patch", case.patch, levels=levels)
+        report, _ = runner.forked(NORMS, "--patch", case.patch, layout, levels=levels)
         found = [report[state][layout] for state in ("before", "after")]
         ratios = [one["norm"] / one["exact"] for one in found]
         said = [f"{ratio:.3f} x" for ratio in ratios]
@@ -208,10 +208,11 @@ def resharded(runner: Runner) -> Iterator[Row]:
 
 def counted(runner: Runner) -> Iterator[Row]:
     """How many expert biases move as integers say."""
-    report = runner.forked("tests.patches.megatron_core.expert_bias_counts_ranks", levels=MEGATRON)[0]
+    worker, case = "tests.patches.megatron_core.expert_bias_counts_ranks", "thousands, bf16"
+    report = runner.forked(worker, case, levels=MEGATRON)[0]
     said = []
     for state in ("before", "after"):
-        found = report[state]["thousands, bf16"]
+        found = report[state][case]
         pairs = list(zip(chain(*found["directions"]), chain(*found["wanted"]), strict=True))
         said.append(f"{sum(one == other for one, other in pairs)} of {len(pairs)}")
     yield Row(COUNTED, report["version"], *said, "integers", said[0] != said[1] == "8 of 8", (*said, "integers"))

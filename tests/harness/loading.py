@@ -294,8 +294,9 @@ def trl() -> None:
 
 
 def trl_grpo() -> None:
-    """TRL's GRPO trainer, without DeepSpeed."""
+    """TRL's GRPO trainer."""
     importlib.import_module("trl.trainer.grpo_trainer")
+    deepspeed_where_it_is()
 
 
 def transformers_trainer() -> None:
@@ -329,6 +330,13 @@ def transformers_alone() -> None:
     )
     for module in ("datasets", "tokenizers", "transformers.models.qwen2.modeling_qwen2", "transformers.trainer"):
         importlib.import_module(module)
+    deepspeed_where_it_is()
+
+
+def deepspeed_where_it_is() -> None:
+    """As accelerate imports it when it is given a model; DeepSpeed compiles functions, and that loads inductor."""
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module("deepspeed")
 
 
 def trl_kto_with_liger() -> None:
@@ -349,9 +357,10 @@ def trl_dpo() -> None:
 
 
 def accelerate() -> None:
-    """accelerate alone."""
+    """accelerate, and what it imports when it is given a model."""
     for module in ("accelerate", "torch.distributed.fsdp", "torch.distributed.tensor"):
         importlib.import_module(module)
+    deepspeed_where_it_is()
 
 
 def accelerate_and_bitsandbytes() -> None:
@@ -398,8 +407,7 @@ def trainer() -> None:
     """transformers' trainer, and TRL's SFT on it."""
     for name in ("transformers.trainer", "peft", "trl.trainer.sft_trainer"):
         importlib.import_module(name)
-    with contextlib.suppress(ModuleNotFoundError):  # accelerate imports it wherever it is, when training begins
-        importlib.import_module("deepspeed")
+    deepspeed_where_it_is()
 
 
 def torch_and_interpreter() -> None:
@@ -423,6 +431,11 @@ def megatron_with_transformer_engine() -> None:
     transformer_engine_on_cpu.install_modules()
     for module in ("megatron.core.extensions.transformer_engine", *absent_packages.MEGATRON_CORE_IN_USE):
         importlib.import_module(module)
+
+
+def mcore_bridge_adapters() -> None:
+    """On the above, LoRA of mcore-bridge."""
+    importlib.import_module("mcore_bridge.tuners.lora")
 
 
 def a_thread() -> None:

@@ -80,7 +80,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--entry", default="none-twice", help="see above")
     parser.add_argument("--apply", action="store_true", help="apply rlhf_patches")
-    parser.add_argument("--rollouts", type=int, default=4)
+    parser.add_argument("--rollouts", type=int, default=3)
     parser.add_argument("--steps", type=int, default=3, help="in each rollout")
     parser.add_argument("--micro-batches", default="2,3", help="in each step: a number, or several that take turns")
     parser.add_argument("--save", action=flag, default=False, help="save after every rollout")
@@ -169,7 +169,7 @@ def make_config() -> Any:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     return TransformerConfig(
-        num_layers=3,
+        num_layers=2,
         hidden_size=32,
         num_attention_heads=4,
         hidden_dropout=0.0,

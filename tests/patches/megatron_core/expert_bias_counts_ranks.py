@@ -1,4 +1,4 @@
-"""Routers with an expert bias, and tokens that were made for their experts: ``--out FOLDER``, gloo, two ranks.
+"""Routers with an expert bias, and tokens that were made for their experts: ``--out FOLDER CASE...``, gloo, two ranks.
 
 Each case before apply() of megatron-core-expert-bias-counts, after it, and after revert(); against counts in integers.
 """
@@ -116,10 +116,11 @@ def compiled() -> str | None:
     return None
 
 
-def observed() -> dict[str, Any]:
-    found: dict[str, Any] = {
-        f"{case}, {'bf16' if half else 'fp32'}": updated(case, half) for case in COUNTS for half in (True, False)
-    }
+def observed(cases: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for case in cases:
+        name, _, precision = case.rpartition(", ")
+        found[case] = updated(name, precision == "bf16")
     found["skipped"] = updated("thousands", True, skipped=True)
     found["no expert bias"] = updated("thousands", True, expert_bias=False)
     found["compiled"] = compiled()
@@ -127,9 +128,12 @@ def observed() -> dict[str, Any]:
 
 
 def main() -> None:
-    out = states.parser().parse_args().out
+    parser = states.parser()
+    parser.add_argument("cases", nargs="+", help="a name of COUNTS, and bf16 or fp32; the first one is also reverted")
+    options = parser.parse_args()
     torch.compiler.set_stance("force_eager")  # Inductor would ask for CUDA's properties
     vars(moe_utils).setdefault("te_general_gemm", None)  # 0.16 asks for it by name without TransformerEngine
     torch.distributed.init_process_group("gloo")
     parallel_state.initialize_model_parallel()
-    states.report(NAME, observed, out)
+    of_states = iter((options.cases, options.cases, options.cases[:1]))
+    states.report(NAME, lambda: observed(next(of_states)), options.out)

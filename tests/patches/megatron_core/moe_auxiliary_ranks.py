@@ -1,7 +1,8 @@
 """Gradients of a mixture's auxiliary losses alone, of a GPT on one rank or two: ``--out FOLDER --patch NAME CASE...``.
 
 Megatron's own schedule, of a language model's loss times 0. Each case before apply() of the patch and after it, the
-first one also after revert(). On one rank, as ``reference``: the same gradients in float64, by formulas of our own from the router's logits.
+first one also after revert(). On one rank, as ``reference``: the same gradients in float64, by formulas of our own from
+the router's logits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A GPT whose optimizer was built before its weights were loaded, with Megatron's CPU offload: ``--out FOLDER``, gloo.
 
-Each case before apply() of megatron-core-offloaded-weights, after it, and after revert(). What is on the CPU already
-stands for the GPU, but for what Megatron has put into pinned memory.
+Each case before apply() of megatron-core-offloaded-weights and after it, and the first one after revert(). What is on
+the CPU already stands for the GPU, but for what Megatron has put into pinned memory.
 """
 
 from __future__ import annotations
@@ -158,4 +158,5 @@ def main() -> None:
     parallel_state.initialize_model_parallel()
     model_parallel_cuda_manual_seed(1)
     with _Pinned():
-        states.report(NAME, lambda: {name: loaded(case) for name, case in CASES.items()}, out)
+        of_states = iter(([*CASES], [*CASES], [*CASES][:1]))
+        states.report(NAME, lambda: {name: loaded(CASES[name]) for name in next(of_states)}, out)

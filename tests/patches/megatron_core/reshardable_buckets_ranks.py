@@ -129,9 +129,12 @@ def in_checkpoint(run: Run, sharded: dict[str, Any]) -> dict[str, dict[str, torc
 
 
 def saved(folder: Path | None) -> dict[str, Any]:
-    """What is wrong in a checkpoint of each case; with a folder it is saved, and beside it what should be in it."""
+    """What is wrong in a checkpoint of each case, of the first one without a folder.
+
+    With a folder it is saved, and beside it what should be in it.
+    """
     found = {}
-    for case, settings in CASES.items():
+    for case, settings in list(CASES.items())[: 1 if folder is None else None]:
         run = Run(**settings)
         run.steps(1, 2)
         states_now = run.states

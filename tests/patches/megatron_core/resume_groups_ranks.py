@@ -1,6 +1,6 @@
 """Runs of a GPT that are saved, and resumed in another optimizer, with each of Megatron's: ``--out FOLDER``, gloo.
 
-Each case before apply() of megatron-core-resume-groups, after it, and after revert().
+Each case before apply() of megatron-core-resume-groups and after it, and the first one after revert().
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
 
 NAME = "megatron-core-resume-groups"
-STEPS = 2
+STEPS = 1
 DECOUPLED = {"lr": 1e-4, "min_lr": 1e-5, "decoupled_lr": 1e-2, "decoupled_min_lr": 1e-3}
 """All else, and embedding and output layer."""
 RAISED = {"lr": 1e-2, "min_lr": 1e-3, "decoupled_lr": 1.0, "decoupled_min_lr": 0.1}
@@ -135,4 +135,5 @@ def main() -> None:
     torch.distributed.init_process_group("gloo")
     parallel_state.initialize_model_parallel()
     model_parallel_cuda_manual_seed(1)
-    states.report(NAME, lambda: {name: resumed(*case) for name, case in CASES.items()}, out)
+    of_states = iter(([*CASES], [*CASES], [*CASES][:1]))
+    states.report(NAME, lambda: {name: resumed(*CASES[name]) for name in next(of_states)}, out)

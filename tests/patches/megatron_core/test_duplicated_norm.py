@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness import look_alikes
 from tests.harness.by_case import exhaustive_but
-from tests.harness.forkserver import megatron_with_transformer_engine
+from tests.harness.forkserver import Level, megatron_with_transformer_engine
 
 WORKER = "tests.patches.megatron_core.transformer_engine_norms_ranks"
 PATCH = "megatron-core-duplicated-norm"
@@ -39,7 +39,7 @@ def name_of(case):
 @pytest.fixture(scope="module")
 def reports(run_ranks):
     def run(cases=CORE):
-        levels = megatron_with_transformer_engine("2.13")
+        levels = (*megatron_with_transformer_engine("2.13"), Level("tests.harness.loading:mcore_bridge_adapters"))
         reports = run_ranks(WORKER, "--patch", PATCH, *map(name_of, cases), levels=levels, ranks=2)
         for report in reports:
             first = name_of(cases[0])

@@ -29,12 +29,12 @@ pytestmark = pytest.mark.xdist_group("checkpoints of buckets")  # saved once, by
 
 
 @pytest.fixture(scope="module")
-def saved(run_ranks, tmp_path_factory):
+def saved(run_ranks, of_the_session):
     """A folder with what a release has saved on two ranks, and the first rank's report."""
 
     @functools.cache
     def saved(release=None):
-        at = tmp_path_factory.mktemp("checkpoints")
+        at = of_the_session / f"checkpoints of {release}"
         reports = run_ranks(WORKER, "--folder", str(at), "save", levels=megatron(release))
         assert [one["status"] for one in reports] == ["applied"] * 2
         return at, reports[0]
@@ -63,7 +63,7 @@ RANKS = pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=exhaustive), 
 def test_each_parameter_has_its_own_state(saved, release, case):
     """Element by element, against what each rank's optimizer has of a parameter by its own ranges."""
     _, report = saved(release)
-    for state in ("before", "reverted"):
+    for state in ("before", "reverted") if case in report["reverted"] else ("before",):
         found = report[state][case]
         assert found["padding"][0] > 0
         for names in found["wrong"].values():

@@ -1,8 +1,9 @@
-"""The norm of the gradient of TransformerEngine's layers, by megatron-core's optimizer: ``--out FOLDER --patch NAME CASE...``.
+"""The norm of the gradient of TransformerEngine's layers, by megatron-core's optimizer.
 
-Two ranks; a case is a layout, or ``LAYOUT, distributed``. The first one is also observed after revert(). TransformerEngine's layers are real, but cannot be called here: gradients are set, to numbers that any rank
-can make. Each reports the norm, that of the whole model in float64, and how far a clipped step is from what it should
-have been.
+``--out FOLDER --patch NAME CASE...`` on two ranks; a case is a layout, or ``LAYOUT, distributed``. The first one is
+also observed after revert(). TransformerEngine's layers are real, but cannot be called here: gradients are set, to
+numbers that any rank can make. Each reports the norm, that of the whole model in float64, and how far a clipped step is
+from what it should have been.
 """
 
 from __future__ import annotations

@@ -128,9 +128,9 @@ def compared(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 
 def fill(report: dict[str, Any], parts: list[str]) -> None:
-    before = {name: train(case) for name, case in CASES.items()}
+    before = {name: train(CASES[name]) for name in parts or CASES}
     rlhf_patches.apply(only="skyrl-*")
-    report["training"] = {name: compared(before[name], train(case)) for name, case in CASES.items()}
+    report["training"] = {name: compared(before[name], train(CASES[name])) for name in before}
     report["report"] = [row.to_dict() for row in rlhf_patches.report() if row.name.startswith("skyrl-")]
 
 

@@ -1,8 +1,8 @@
 """The real MegatronKTOTrainer of ms-swift 3.x on a later pipeline stage, tensor-parallel over two gloo ranks.
 
 ``--out DIR [CASE ...]``, with a release of ms-swift on sys.path; ``rank<N>.json`` has what each case gave before
-apply() of swift-kto-sequence-parallel and after it, and the first one after revert(). A case is five words (WORDS below) with commas
-between: packed,last,sequence,kl,longer.
+apply() of swift-kto-sequence-parallel and after it, and the first one after revert(). A case is five words (WORDS
+below) with commas between: packed,last,sequence,kl,longer.
 
 Real: ``forward_step`` and all that it calls, ms-swift's GPTModel, the loss with TRL's KTO, the backward pass. Ours: the
 batch, the tensor that the previous stage would have sent, and what cannot exist here: a LayerNorm that knows sequence

@@ -1,4 +1,6 @@
-"""ms-swift's GRPO while it is watched, with engines of which something is wrong, and right ones: ``--out FOLDER``.
+"""ms-swift's GRPO while it is watched, with engines of which something is wrong, and right ones.
+
+``--out FOLDER [CASE ...]`` on one rank.
 
 Real are the trainer's updates of the engine's weights, its ``training_step`` and ``log`` with all that they call, its
 ``_infer_single_or_multi_turn``, and the rollout server with its workers. Ours are the engines, which keep what they are
@@ -241,19 +243,23 @@ def observe(run: Callable[[], dict[str, Any]], patches: tuple[str, ...]) -> dict
 
 
 def main() -> None:
-    out = states.parser().parse_args().out
+    parser = states.parser()
+    parser.add_argument("cases", nargs="*", help="of a release with cases by name; all, if none is named")
+    options = parser.parse_args()
     torch.distributed.init_process_group("gloo")
     torch.set_num_threads(1)
     found = {}
     for case, (patches, changed) in (RESUMED if is_old() else NEWEST).items():
-        found[case] = observe(functools.partial(resumed, **changed), patches)
+        if case in (options.cases or [case]):
+            found[case] = observe(functools.partial(resumed, **changed), patches)
     if is_old():
         workers.Engine.of, workers.server().GRPOVllmEngine = workers.server().GRPOVllmEngine, Engine
         for case, (patches, changed) in GROUPS.items():
-            found[case] = observe(functools.partial(group, **changed), patches)
+            if case in (options.cases or [case]):
+                found[case] = observe(functools.partial(group, **changed), patches)
     else:
         found["one seed"] = observe(lambda: with_seeds([0] * workers.SAMPLES), (NAME,))
-    (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))
+    (options.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
