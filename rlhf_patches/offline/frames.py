@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 _LONGEST_PATH = 500
 _LONGEST_NAME = 200
+_LONGEST_BOX = 1000
 _PYTHON = re.compile(r'[\s|>]*File "([^"\n]+)", line \d+, in (\S+)')
 # File /x/y.py:528, in GRPOTrainer.__init__(self, ...); /x/y.py in __init__(self); Colab has a link behind the path
 _NOTEBOOK = re.compile(
@@ -16,7 +17,6 @@ _NOTEBOOK = re.compile(
 )
 _NOTEBOOK_MODULE = re.compile(r"File ((?:[A-Za-z]:)?[~/\\][^\s:()]{1,400}\.py):\d{1,9}$")
 _CELL = re.compile(r"(?:Cell |Input )?In ?\[\d{1,6}\],? (?:line \d{1,9}|in )")
-_BOXED = re.compile(r"[│|] (.{0,4000}?)\s{0,400}[│|]$")
 _BOX_FRAME = re.compile(r"(\S.{0,4000}?):\d{1,9} in (\S{1,200})$")
 _STANDARD_LIBRARY = re.compile(r".*/lib(?:64)?/python\d[\d.]{0,5}t?/|/[A-Za-z]:/.*/Lib/")
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/([^/]+)")
@@ -63,15 +63,16 @@ class Reader:
         return self._of_box(text)
 
     def _of_box(self, text: str) -> Frame | None:
-        boxed = text.startswith(("│", "|")) and _BOXED.match(text)
         begun, self._begun = self._begun, ""
-        if not boxed:
+        text = text.rstrip()
+        if not text.startswith(("│ ", "| ")) or not text.endswith(("│", "|")):
             return None
-        for line in (f"{begun}{boxed[1]}", f"{begun} {boxed[1]}"):
+        boxed = text[2:-1].strip()[:_LONGEST_BOX] if text[2:3] != " " else ""
+        for line in (f"{begun}{boxed}", f"{begun} {boxed}"):
             if line[:1] in ("/", "~") and (match := _BOX_FRAME.match(line)):
                 return shortened(match[1], match[2])
-        if not begun and boxed[1][:1] in ("/", "~"):
-            self._begun = boxed[1]
+        if not begun and boxed[:1] in ("/", "~"):
+            self._begun = boxed
         return None
 
 
