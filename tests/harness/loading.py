@@ -330,7 +330,6 @@ def transformers_alone() -> None:
     )
     for module in ("datasets", "tokenizers", "transformers.models.qwen2.modeling_qwen2", "transformers.trainer"):
         importlib.import_module(module)
-    deepspeed_where_it_is()
 
 
 def deepspeed_where_it_is() -> None:
@@ -357,10 +356,9 @@ def trl_dpo() -> None:
 
 
 def accelerate() -> None:
-    """accelerate, and what it imports when it is given a model."""
+    """accelerate alone."""
     for module in ("accelerate", "torch.distributed.fsdp", "torch.distributed.tensor"):
         importlib.import_module(module)
-    deepspeed_where_it_is()
 
 
 def accelerate_and_bitsandbytes() -> None:
