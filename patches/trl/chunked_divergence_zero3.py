@@ -12,7 +12,7 @@ PATCH = Patch(
     harm="hang",
     bug="ranks wait for each other forever, or backward raises",
     when="DistillationTrainer under ZeRO-3",
-    excluded_by=("zero_optimization.stage=absent|0|1|2",),
+    excluded_by=("zero_optimization.stage=absent|0|1|2", "trl=sft|dpo|grpo|kto|reward|rloo"),
     symptom="""\
 `DistillationTrainer` of trl 1.10.0 to 1.14.2 under DeepSpeed ZeRO-3: a step hangs (until the process group's timeout)
 as soon as ranks have different numbers of chunks, because their completions differ in length. Or backward raises

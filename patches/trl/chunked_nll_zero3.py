@@ -12,7 +12,7 @@ PATCH = Patch(
     harm="hang",
     bug="ranks wait for each other forever, or the first step raises",
     when="SFTTrainer with loss_type chunked_nll under ZeRO-3",
-    excluded_by=("zero_optimization.stage=absent|0|1|2", "loss_type=nll|dft"),
+    excluded_by=("zero_optimization.stage=absent|0|1|2", "loss_type=nll|dft", "trl=dpo|grpo|kto|reward|rloo"),
     symptom="""\
 `SFTTrainer` with `loss_type="chunked_nll"` under DeepSpeed ZeRO-3:
 

@@ -45,6 +45,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="the gradient is divided by the number of ranks, and GOLD's divided or multiplied by the accumulation steps",
     when="GKDTrainer on several ranks; GOLDTrainer on several ranks, or with gradient accumulation",
+    excluded_by=("trl=sft|dpo|grpo|kto|reward|rloo",),
     symptom="""\
 Since TRL 1.7.0 `GKDTrainer` on several ranks trains on a gradient divided by the number of ranks. `GOLDTrainer`
 divides it by `gradient_accumulation_steps` as well: with 8 steps on 8 GPUs the gradient is 1/64 of its size. With

@@ -13,7 +13,7 @@ PATCH = Patch(
         "GRPOTrainer with loss_type dapo (the default), cispo or vespo, and steps_per_generation other than "
         "gradient_accumulation_steps"
     ),
-    excluded_by=("loss_type=grpo|bnpo|dr_grpo|luspo|sapo",),
+    excluded_by=("loss_type=grpo|bnpo|dr_grpo|luspo|sapo", "trl=sft|dpo|kto|reward|rloo"),
     symptom="""\
 `GRPOTrainer` with `loss_type="dapo"` (the default), `"cispo"` or `"vespo"`, and a `steps_per_generation` (or a
 `generation_batch_size`) that differs from `gradient_accumulation_steps`: loss and gradient are

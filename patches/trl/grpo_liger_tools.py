@@ -32,7 +32,7 @@ PATCH = Patch(
     affects_rollouts=True,
     bug="with Liger's loss the tokens of tool results are trained on as the model's own",
     when="GRPOTrainer with use_liger_kernel, and tools or an env_mask",
-    excluded_by=("use_liger_kernel=false|absent",),
+    excluded_by=("use_liger_kernel=false|absent", "trl=sft|dpo|kto|reward|rloo"),
     symptom="""\
 `GRPOTrainer` with `use_liger_kernel=True` and `tools` (from 0.28.0 on, or a rollout function that returns an
 `env_mask`): the policy is trained to write tool results, or not to, by the conversation's advantage, and the loss is a

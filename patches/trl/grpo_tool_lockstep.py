@@ -104,7 +104,7 @@ PATCH = Patch(
     affects_rollouts=True,
     bug="ranks with different numbers of tool calls get each other's completions, or wait forever",
     when="GRPOTrainer with tools or environments on several ranks, with vllm_mode=server or vllm_tensor_parallel_size",
-    excluded_by=("use_vllm=false|absent",),
+    excluded_by=("use_vllm=false|absent", "trl=sft|dpo|kto|reward|rloo", "num_processes=1"),
     symptom="""\
 `GRPOTrainer` with `tools` (or environments) on several ranks, and `vllm_mode="server"`, or `"colocate"` with
 `vllm_tensor_parallel_size` above 1. If ranks have different numbers of conversations that continue after a tool call,

@@ -11,6 +11,7 @@ PATCH = Patch(
     affects_rollouts=True,
     bug="the tokens of a tool result that overflows the context are trained on as the model's own",
     when="GRPOTrainer with tools, and a conversation that a tool result extends to the model's maximum length",
+    excluded_by=("trl=sft|dpo|kto|reward|rloo",),
     symptom="""\
 `GRPOTrainer` with `tools`: if a tool result extends a conversation to the model's maximum length (with vLLM,
 `vllm_max_model_length`), the trainer counts as much of the result as `max_completion_length` leaves room for as

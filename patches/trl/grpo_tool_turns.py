@@ -60,7 +60,7 @@ PATCH = Patch(
     affects_rollouts=True,
     bug="after a tool call most conversations continue with a completion that was generated for another one",
     when="GRPOTrainer with tools or environments, and vllm_mode=server",
-    excluded_by=("use_vllm=false|absent", "vllm_mode=colocate|absent"),
+    excluded_by=("use_vllm=false|absent", "vllm_mode=colocate|absent", "trl=sft|dpo|kto|reward|rloo"),
     symptom="""\
 `GRPOTrainer` with `tools` (or environments) and `vllm_mode="server"`: the text after a tool call does not fit the
 conversation. Of the conversations that have called a tool, the trainer continues only every `num_generations`-th, as

@@ -33,7 +33,11 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="with mask_truncated_completions the loss is too small, by the share of the tokens of truncated completions",
     when="GRPOTrainer with mask_truncated_completions and loss_type dapo (the default), cispo or vespo",
-    excluded_by=("mask_truncated_completions=false|absent", "loss_type=grpo|bnpo|dr_grpo|luspo|sapo"),
+    excluded_by=(
+        "mask_truncated_completions=false|absent",
+        "loss_type=grpo|bnpo|dr_grpo|luspo|sapo",
+        "trl=sft|dpo|kto|reward|rloo",
+    ),
     symptom="""\
 `GRPOTrainer` with `mask_truncated_completions=True` and `loss_type="dapo"` (the default), `"cispo"` or `"vespo"`: the
 more completions of a batch are truncated, the smaller are its loss and its gradient. If half of all tokens belong to

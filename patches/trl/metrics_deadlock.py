@@ -107,6 +107,10 @@ PATCH = Patch(
     harm="hang",
     bug="ranks hang, or report each other's metrics under the wrong names",
     when="GRPOTrainer or RLOOTrainer on several ranks, and a reward function that logs on some ranks only",
+    excluded_by=(
+        "trl=sft|dpo|kto|reward",
+        "num_processes=1",
+    ),
     symptom="""\
 `GRPOTrainer` or `RLOOTrainer` on several ranks hangs, until the process group's timeout, after a reward function has
 called `log_metric` or `log_extra` on some ranks and not on others: for one kind of prompt, or when parsing failed. If

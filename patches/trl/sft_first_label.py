@@ -56,7 +56,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="the last token of each example is trained to predict the first token of the next example",
     when="SFTTrainer with FlashAttention, and padding_free or packing (bfd or ffd)",
-    excluded_by=("attn_implementation=eager|sdpa|flex_attention",),
+    excluded_by=("attn_implementation=eager|sdpa|flex_attention", "trl=dpo|grpo|kto|reward|rloo"),
     symptom="""\
 `SFTTrainer` with FlashAttention and `padding_free=True`, or `packing=True` with its default strategy, on language
 modelling data: loss and gradient include one extra target per example or document, the first token of whatever follows

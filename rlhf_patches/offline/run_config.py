@@ -39,6 +39,7 @@ _SAME = {
 # ms-swift's names of the DeepSpeed configurations that it contains: the stage and the optimizer's device.
 _PRESETS = {f"zero{stage}": (f"{stage}", "none") for stage in range(4)}
 _PRESETS |= {f"zero{stage}_offload": (f"{stage}", "cpu") for stage in (2, 3)}
+_WITHOUT_DEEPSPEED = ("multi_gpu", "fsdp", "no")  # accelerate's distributed_type
 _NAMES_A_FILE = ("deepspeed", "deepspeed_config", "deepspeed_config.deepspeed_config_file", "config", "config_file")
 _WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
@@ -83,7 +84,7 @@ class RunConfig:
         """For a bug that is not excluded: the values of the keys that could exclude it."""
         sentences = []
         for key, _ in patch.excluding:
-            sentences += [_sentence(each) for each in self._find(key)] or [f"{key} is not set"]
+            sentences += [_sentence(each) for each in self._find(key)] or [f"{key} is not set"] * (key != "trl")
         return "; ".join(dict.fromkeys(sentences)) or "no setting decides whether the bug affects it"
 
     def _find(self, key: str) -> list[Setting]:
@@ -122,6 +123,8 @@ class RunConfig:
                 "YAML or JSON, or a command line with its options"
             )
         is_accelerates = any(each.key in ("distributed_type", "compute_environment") for each in settings)
+        without = [each for each in settings if each.key == "distributed_type" and each.value in _WITHOUT_DEEPSPEED]
+        self._settings += [Setting(f"{_ZERO}.stage", _ABSENT, f"{each.value}, {each.place}") for each in without]
         for each in settings:
             self._add(each, is_accelerates)
 
@@ -143,6 +146,8 @@ class RunConfig:
             self._settings.append(Setting(_ZERO if key.startswith("deepspeed.") else "fsdp_config", None, place))
         elif not is_accelerates and key.startswith("fsdp_"):
             self._settings.append(Setting(f"fsdp_config.{key}", value, place))
+        elif key == "nproc_per_node":  # of each machine
+            self._settings.append(Setting("num_processes", None, place))
         else:
             self._settings.append(Setting(_SAME.get(key, key), value, place))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -52,7 +53,7 @@ def read(text: str, place: str, folder: Path | None) -> Options:
         raise RunConfigError(f"{place} {error}") from error
     stray = [command for command in script.commands if re.match(r"-|.*[^\\]=", command.words[0].text)]
     runs = [command for command in script.commands if command not in stray and not _prepares(command)]
-    of_runs = [[*of_words(command.words)] for command in runs]
+    of_runs = [[*_of_trl(command), *of_words(command.words)] for command in runs]
     settings = [setting for each in of_runs for setting in each]
     if script.not_understood and not settings:
         raise RunConfigError(f"{place}:{script.not_understood[0]}: not a valid shell command")
@@ -83,6 +84,14 @@ def read(text: str, place: str, folder: Path | None) -> Options:
 def _prepares(command: Command) -> bool:
     words = [word.text for word in command.words]
     return _PREPARING.fullmatch(" ".join([os.path.basename(words[0]), *words[1:]])) is not None
+
+
+def _of_trl(command: Command) -> Iterator[tuple[str, str | None, int]]:
+    """The trainer of TRL's own command (``trl grpo``), as the key ``trl``."""
+    for first, second in itertools.pairwise(command.words):
+        if os.path.basename(first.text) == "trl" and first.known and re.fullmatch(r"[a-z]+", second.text):
+            yield "trl", second.text, second.line
+            return
 
 
 def of_words(words: Sequence[Word]) -> Iterator[tuple[str, str | None, int]]:

@@ -27,6 +27,7 @@ CHUNKED, DAPO, GDPO, RLOO = (
     "verl-gdpo-whitening",
     "verl-rloo-singletons",
 )
+DEADLOCK = "trl-metrics-deadlock"
 POSITION, UPCAST, FSDP1 = "accelerate-fsdp2-load-by-position", "accelerate-fsdp2-upcast", "peft-disable-adapter-fsdp"
 MEGATRON, DISTILLATION, GATHER = (
     "skyrl-bf16-logits",
@@ -88,11 +89,11 @@ CERTAIN = [
     ({"a.json": zero()}, {ZERO2, OFFLOAD, CHUNKED}, {ZERO1}),
     ({"a.json": zero(stage=2, offload_optimizer={"device": "cpu"})}, {ZERO1}, {ZERO2, OFFLOAD}),
     ({"a.yaml": ACCELERATE}, {ZERO1, OFFLOAD, CHUNKED}, {ZERO2}),
-    ({"a.yaml": FSDP}, {POSITION, UPCAST}, {FSDP1, ZERO2}),
+    ({"a.yaml": FSDP}, {POSITION, UPCAST, ZERO2}, {FSDP1}),
     ({"a.yaml": "loss_type: grpo\n"}, {DAPO}, {CHUNKED}),
     ({"a.json": {"loss_type": "nll"}}, {CHUNKED}, {DAPO}),
-    ({"a.sh": "trl grpo --loss-type=dr_grpo --lr -1\n"}, {DAPO}, {CHUNKED}),
-    ({"a.sh": "trl grpo --loss_type grpo 2>&1 | tee -a log"}, {DAPO}, set()),
+    ({"a.sh": "trl grpo --loss-type=dr_grpo --lr -1\n"}, {DAPO, CHUNKED}, {DEADLOCK}),
+    ({"a.sh": "trl grpo --loss_type grpo 2>&1 | tee -a log"}, {DAPO}, {DEADLOCK}),
     ({"a.txt": "python train.py --zero_stage 2 --loss_type 'bnpo' --bf16"}, {DAPO, CHUNKED}, {ZERO2, OFFLOAD}),
     ({"a.sh": SCRIPT}, {GDPO, RLOO, DISTILLATION}, {DAPO}),
     ({"a.yaml": "algorithm:\n  adv_estimator: gae\ntrainer:\n  strategy: fsdp2\n"}, {GDPO, MEGATRON}, {DISTILLATION}),

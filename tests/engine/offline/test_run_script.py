@@ -62,6 +62,7 @@ CERTAIN = {
     "ray": (ANSWER, "ray job submit -- python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo\n"),
     "OpenRLHF's newer names": (ZERO2, "deepspeed --module openrlhf.cli.train_ppo_ray --ds.zero_stage 3\n"),
     "OpenRLHF's estimator": ("openrlhf-k3-gradient", "python -m openrlhf.cli.train_ppo_ray --algo.kl.estimator k1\n"),
+    "TRL's command": ("trl-vllm-nan-logprob", "trl sft --bf16\n"),
     "a number": ("skyrl-rollout-temperature", "python x.py generator.sampling_params.temperature=1.0\n"),
     "ms-swift's preset": (ZERO2, "swift rlhf --rlhf_type grpo --deepspeed zero3\n"),
     "ms-swift's preset without offload": (OFFLOAD, "swift sft --deepspeed zero2\n"),
@@ -107,6 +108,10 @@ NOT_CERTAIN = {
     "a word of IFS": (DAPO, "IFS=,\nA='--loss_type grpo,--loss_type dapo'\ntrl grpo --loss_type grpo $A\n"),
     "the penalty alone would do": ("trl-vllm-raw-logprobs", "trl grpo --temperature 1.0 --repetition_penalty 1.1\n"),
     "a preset's offload": (OFFLOAD, "swift sft --deepspeed zero2_offload\n"),
+    "TRL's own": ("trl-vllm-nan-logprob", "trl grpo --bf16\n"),
+    "TRL's own and another": ("trl-vllm-nan-logprob", "trl sft --bf16\ntrl grpo --bf16\n"),
+    "a program of that name": ("trl-vllm-nan-logprob", "python trl.py sft --bf16\n"),
+    "one process of each machine": ("trl-metrics-deadlock", "torchrun --nproc_per_node 1 x.py --num_processes 1\n"),
     "another k": ("deepspeed-topk-drops", "python train.py --k 1\n"),
 }
 
@@ -115,6 +120,16 @@ NOT_CERTAIN = {
 def test_a_script_excludes_only_what_is_certain(excluded, case):
     name, text = NOT_CERTAIN[case]
     assert excluded(name, {"a.sh": text})[0] == ""
+
+
+@pytest.mark.parametrize(("kind", "certain"), [("MULTI_GPU", True), ("FSDP", True), ("DEEPSPEED", False)])
+def test_accelerate_without_deepspeed(excluded, kind, certain):
+    files = {"a.yaml": f"distributed_type: {kind}\nnum_processes: 1\n"}
+    assert bool(excluded(ZERO2, files)[0]) == certain
+    assert excluded("trl-metrics-deadlock", files)[0] == "num_processes is 1 (a.yaml:2)"
+    assert excluded(ZERO2, files | {"b.yaml": "deepspeed: zero2.json\n"})[0] == ""
+    both = {"c.yaml": "distributed_type: MULTI_GPU\n", "c.json": '{"zero_optimization": {"stage": 2}}'}
+    assert excluded(ZERO2, both)[0] == ""
 
 
 def test_a_script_that_is_sourced_is_read(excluded):
@@ -161,4 +176,4 @@ def test_words_are_those_of_the_shell():
 )
 def test_commands_that_start_no_run(words):
     options = run_script.read(f"{words} --loss_type dapo\ntrl grpo --loss_type grpo\n", "a.sh", None)
-    assert [value for _, value, _ in options.settings] == ["grpo"]
+    assert [value for key, value, _ in options.settings if key == "loss_type"] == ["grpo"]
