@@ -64,8 +64,7 @@ def read(image: str, line: str, where: str) -> Iterator[Entry]:
         more = " and no version of others" if found else ""
         yield Unread(
             where,
-            f"FROM {shown(image)} contains {known}{more}; the tag does not say which: run "
-            f"{_NEXT}",
+            f"FROM {shown(image)} contains {known}{more}; the tag does not say which: run {_NEXT}",
         )
     elif not found and "$" in image:
         yield Unread(where, f"FROM {shown(image)} has no value here: name the image, or run {_NEXT}")
