@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.by_case import exhaustive_but
 from tests.harness.forkserver import skyrl
 from tests.harness.logs import diagnosed
 from tests.harness.look_alikes import checked_copy, replacing
@@ -27,7 +28,7 @@ PATCH = "skyrl-sequence-parallel-logits"
 PARTS = ("padding", "operations", "errors")
 
 
-@pytest.fixture(scope="module", params=("0.2", "0.3", "0.4"))
+@pytest.fixture(scope="module", params=exhaustive_but(("0.2", "0.3", "0.4"), "0.4"))
 def reports(skyrl_ranks, request):
     """Each rank's."""
     release = request.param
@@ -130,6 +131,7 @@ def test_the_way_out_that_our_page_describes(trained):
 # ------------------------------------------------------------------------------------- keeping away
 
 
+@pytest.mark.exhaustive
 def test_disabled_it_stays_away(skyrl_ranks):
     reports = skyrl_ranks("0.2", "operations", worker="sequence_parallel_logits_ranks", RLHF_PATCHES_DISABLE=PATCH)
     for report in reports:

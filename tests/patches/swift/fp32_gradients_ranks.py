@@ -62,10 +62,6 @@ def step(*, micro_batches: int = 64, **settings: Any) -> dict[str, Any]:
     return {**found, "asked for": bool(args.accumulate_allreduce_grads_in_fp32)}
 
 
-def observe() -> dict[str, Any]:
-    return {case: step(**settings) for case, settings in CASES.items()}
-
-
 def main() -> None:
     options = states.parser().parse_args()
     null_ref_context_ranks.load_megatron()
@@ -73,4 +69,5 @@ def main() -> None:
     from megatron.core import parallel_state
 
     parallel_state.initialize_model_parallel()
-    states.report(NAME, observe, options.out)
+    of_states = iter(([*CASES], [*CASES], [*CASES][:1]))
+    states.report(NAME, lambda: {case: step(**CASES[case]) for case in next(of_states)}, options.out)

@@ -106,26 +106,26 @@ def step(
     return summed_gradients.added_up(model, micro_batches)
 
 
-def observe() -> dict[str, Any]:
+def observe(cases: list[str]) -> dict[str, Any]:
     config = importlib.import_module("megatron.bridge.training.config")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "DistributedDataParallelConfig", newer(config.DistributedDataParallelConfig))
-        return each_way()
+        return each_way(cases)
 
 
-def each_way() -> dict[str, Any]:
+def each_way(cases: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     utilities = importlib.import_module("megatron.bridge.training.utils.config_utils")
     names = importlib.import_module("verl.utils.megatron_utils").make_megatron_module.__code__.co_names
     if "DistributedDataParallelConfig" in names:
-        found = {case: step(**settings) for case, settings in CASES.items()}
+        found = {case: step(**CASES[case]) for case in cases}
     if "create_ddp_config" in names:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(utilities, "create_ddp_config", by_bridge, raising=False)
             for name, absent in ABSENT.items():
                 for each in absent:
                     patch.setattr(importlib.import_module(name), each, lambda *_: None, raising=False)
-            found |= {f"{case}, by Bridge": step(**settings) for case, settings in CASES.items()}
+            found |= {f"{case}, by Bridge": step(**CASES[case]) for case in cases}
     return found
 
 
@@ -135,4 +135,5 @@ def main() -> None:
     from megatron.core import parallel_state
 
     parallel_state.initialize_model_parallel()
-    states.report(NAME, observe, options.out)
+    of_states = iter(([*CASES], [*CASES], [*CASES][:1]))
+    states.report(NAME, lambda: observe(next(of_states)), options.out)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tests.patches.verl.critic_loss_scale_ranks import CASES, PROMPT, PROMPTS, RESPONSE, RESPONSES, make_rows
+from tests.patches.verl.critic_loss_scale_ranks import CASES, PROMPT, PROMPTS, RESPONSE, RESPONSES, make_rows, mesh
 
 LOSS_KEYS = ("response_mask", "old_log_probs", "advantages")
 
@@ -103,7 +103,7 @@ def step(loss_function: Callable[..., Any], rows_per_micro_batch: int, width: in
     functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE = False  # a kernel for CUDA
     implementation = importlib.import_module("verl.workers.engine.fsdp.transformer_impl")
     engine = object.__new__(implementation.FSDPEngineWithLMHead)
-    engine.module = fully_shard(copy.deepcopy(make_model()), mesh=torch.distributed.init_device_mesh("cpu", (ranks,)))
+    engine.module = fully_shard(copy.deepcopy(make_model()), mesh=mesh(ranks))
     engine.ulysses_sequence_parallel_size, engine.ulysses_device_mesh, engine.use_ulysses_sp = 1, None, False
     engine._autocast_dtype, engine.pad_to_length, engine.engine_config = torch.float32, False, FSDPEngineConfig()
     rows = {name: value.chunk(ranks)[rank] for name, value in mini_batch().items()}
@@ -133,6 +133,7 @@ def compared(found: dict[str, Any], exact: torch.Tensor) -> dict[str, Any]:
     }
 
 
+@functools.cache
 def exactly(loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """The gradient of the mean over the sequences: float64, a row at a time, without padding.
 

@@ -241,12 +241,15 @@ def main() -> None:
     torch.cpu.empty_cache = lambda: None  # CUDA's, when adapters are collected
     import verl
 
+    parser = states.parser()
+    parser.add_argument("cases", nargs="*", help="of the older release; all, if none is named")
+    options = parser.parse_args()
     if verl.__version__.startswith("0.8"):
-        found = {case: observe(older(changed), patches) for case, (changed, patches) in OLDER.items()}
+        chosen = {case: OLDER[case] for case in options.cases or OLDER}
+        found = {case: observe(older(changed), patches) for case, (changed, patches) in chosen.items()}
     else:
         found = {case: observe(newer(*of), (NAME,), None) for case, of in NEWER.items()}
-    out = states.parser().parse_args().out
-    (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))
+    (options.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ WORKER = Path(__file__).with_name("fused_ranks.py")
 EPS = {"float32": 2**-23, "bfloat16": 2**-8, "float16": 2**-11}
 
 
-def hold(device, number, settings=None):
+def hold(device, number, settings=None, *more):
     """Each rank's errors against float64, and that nothing was left to torch's operators."""
-    for rank in ranks.run(WORKER, ["--device", device], number, settings=settings):
+    for rank in ranks.run(WORKER, ["--device", device, *more], number, settings=settings):
         assert rank.status == 0, rank.errors
         report = rank.said
         assert report["by operators"] == 0
@@ -33,11 +33,12 @@ def hold(device, number, settings=None):
         yield report
 
 
+@pytest.mark.parametrize("more", [("--some",), pytest.param((), marks=pytest.mark.exhaustive)], ids=["some", "all"])
 @pytest.mark.parametrize("number", [1, 2])
-def test_against_float64(number):
+def test_against_float64(number, more):
     pytest.importorskip("triton", reason="torch's builds for CUDA bring it")
     settings = side_by_side.on_path("numpy-2.1")  # newer ones have no int() of an array, which the interpreter takes
-    assert len(list(hold("cpu", number, settings))) == number
+    assert len(list(hold("cpu", number, settings, *more))) == number
 
 
 @pytest.mark.parametrize("from_call", [0, 3, 7, 9])
