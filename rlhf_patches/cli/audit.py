@@ -14,7 +14,7 @@ from ..definitions import registry
 from ..definitions.listed import WATCH
 from ..definitions.patch import Advice
 from ..definitions.words import plural, printable
-from ..offline import audit, audit_osv, audit_sarif, audit_text, pin_files, pins
+from ..offline import audit, audit_sarif, audit_text, pin_files, pins
 from ..offline.audit import Audited, Bug, Findings, Gap
 from ..offline.pairs import Failing
 from ..offline.run_config import RunConfig
@@ -25,7 +25,7 @@ from .command_line import Commands, add_output
 
 _SHOWN = 3  # versions of a row
 _LONGEST_NOTE = 100  # characters; uv's markers have a thousand
-_FORMATS = ("text", "json", "sarif", "github", "markdown", "osv")
+_FORMATS = ("text", "json", "sarif", "github", "markdown")
 
 
 def add(commands: Commands) -> None:
@@ -113,7 +113,7 @@ def _print(findings: Findings, form: str) -> None:
     elif form == "markdown":
         print("\n".join(audit_text.markdown(findings)))
     else:
-        made = {"json": _as_json, "sarif": audit_sarif.document, "osv": audit_osv.document}[form](findings)
+        made = {"json": _as_json, "sarif": audit_sarif.document}[form](findings)
         print(json.dumps(made, indent=2))
 
 

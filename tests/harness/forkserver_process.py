@@ -1,9 +1,9 @@
 """Processes that have loaded a framework and are forked, once per scenario and rank.
 
-``python warm_server.py SOCKET`` starts the first one, which has loaded nothing. On request a process forks another that
-loads one thing more (torch; megatron-core; a release of SkyRL): a tree, so that what several need is loaded once. Or
-it forks ranks: fresh copies of itself, each with the variables that a launcher sets. A copy that has run is
-thrown away, so nothing crosses from one scenario to the next. The protocol is one line of JSON each way:
+``python forkserver_process.py SOCKET`` starts the first one, which has loaded nothing. On request a process forks
+another that loads one thing more (torch; megatron-core; a release of SkyRL): a tree, so that what several need is
+loaded once. Or it forks ranks: fresh copies of itself, each with the variables that a launcher sets. A copy that has
+run is thrown away, so nothing crosses from one scenario to the next. The protocol is one line of JSON each way:
 
     {"level": {"load": MODULE:FUNCTION, "path": FOLDER or null}}   ->  {"socket": PATH}
     {"run": {"worker": MODULE, "argv": [...], "ranks": N, ...}}    ->  {"ended": [STATUS, ...], ...}

@@ -268,9 +268,6 @@ def test_what_is_said(tmp_path, monkeypatch, capsys):
     assert suppressed[0]["suppressions"] == [
         {"kind": "external", "justification": "cannot affect this run: loss_type is grpo (args.yaml:1)"}
     ]
-    osv = json.loads(said("--format", "osv", "--config", "args.yaml").out)
-    assert f'"id": "{DAPO}"' not in json.dumps(osv["results"])
-    assert f"The configuration excludes 2 known bugs: {DAPO}, {COUNT}." in osv["summary"]
     markdown = said("--format", "markdown", "--config", "args.yaml").out
     assert f"- **{DAPO}** cannot affect this run: <code>loss&#95;type is grpo" in markdown
     github = said("--format", "github", "--config", "args.yaml", "run.sh").out
@@ -316,7 +313,7 @@ def test_files_of_a_run_are_of_a_kind(run):
         run({"README.txt": "Read me.\n"})
 
 
-@pytest.mark.parametrize("form", ["text", "sarif", "github", "markdown", "osv"])
+@pytest.mark.parametrize("form", ["text", "sarif", "github", "markdown"])
 def test_names_that_are_made_to_do_harm(tmp_path, monkeypatch, capsys, form):
     """Of what is excluded, and of what is not clear, the file is named."""
     monkeypatch.chdir(tmp_path)
@@ -331,5 +328,5 @@ def test_names_that_are_made_to_do_harm(tmp_path, monkeypatch, capsys, form):
     if form == "markdown":
         assert "<b>" not in out
         assert "](" not in out
-    if form in ("sarif", "osv"):
+    if form == "sarif":
         json.loads(out)

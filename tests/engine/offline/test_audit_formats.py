@@ -1,6 +1,6 @@
 """``rlhf-patches audit --format``: what GitHub, editors and scanners read; what was not looked up is a finding in each.
 
-The field names are those of the SARIF 2.1.0 and OSV schemas.
+The field names are those of the SARIF 2.1.0 schema.
 """
 
 from __future__ import annotations
@@ -14,16 +14,13 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from markdown_it import MarkdownIt
-from packaging.version import Version
 
 from rlhf_patches import cli
-from rlhf_patches.definitions import registry
 from rlhf_patches.definitions.bug import HARMS
-from rlhf_patches.definitions.changes import Shape
-from rlhf_patches.offline import audit, audit_osv, audit_sarif
+from rlhf_patches.offline import audit_sarif
 
 ROOT = Path(__file__).parents[3]
-FORMATS = ("text", "json", "sarif", "github", "markdown", "osv")
+FORMATS = ("text", "json", "sarif", "github", "markdown")
 MIXED = "requests==2.0\ntrl==1.5.1\ndeepspeed>=0.1\nfoo bar\nverl==999\n"
 BUGS = {"trl-grpo-dapo-scale": "error", "trl-chunked-nll-zero3": "warning", "trl-vllm-nan-logprob": "warning"}
 
@@ -166,71 +163,6 @@ def test_markdown(audited):
     assert below[3].startswith("Checked 1 of 3 supported packages")
 
 
-def test_osv(audited):
-    status, out, err = audited("osv", {"pins.txt": MIXED})
-    assert (status, err) == (1, "")
-    document = json.loads(out)
-    (result,) = document["results"]
-    assert result["source"] == {"path": "pins.txt", "type": "lockfile"}
-    trl, deepspeed, verl, unread = result["packages"]
-    assert trl["package"] == {"name": "trl", "version": "1.5.1", "ecosystem": "PyPI"}
-    found = {each["id"]: each for each in trl["vulnerabilities"]}
-    assert set(found) >= set(BUGS)
-    assert [group["ids"] for group in trl["groups"]] == [[name] for name in found]
-    bug = found["trl-chunked-nll-zero3"]
-    (affected,) = bug["affected"]
-    assert affected["package"] == {"ecosystem": "PyPI", "name": "trl"}
-    events = [{"introduced": "1.4.0"}, {"fixed": "1.15.0"}]
-    assert affected["ranges"] == [{"type": "ECOSYSTEM", "events": events}]
-    assert bug["summary"].startswith("ranks wait for each other")
-    assert bug["database_specific"]["harm"] == "hang"
-    assert bug["references"][0]["type"] == "WEB"
-    for package, name in ((deepspeed, "deepspeed"), (verl, "verl"), (unread, "")):
-        assert package["package"]["name"] == name
-        assert [each["id"] for each in package["vulnerabilities"]] == ["not-looked-up"]
-    assert document["summary"][0].startswith("Checked 1 of 3 supported packages")
-
-
-def _is_affected(version, ranges):
-    """As a consumer of OSV decides it."""
-    for each in ranges:
-        first, *last = each["events"]
-        end = last[0] if last else {}
-        assert set(end) <= {"fixed", "last_affected"}
-        if (
-            Version(first["introduced"]) <= version
-            and ("fixed" not in end or version < Version(end["fixed"]))
-            and ("last_affected" not in end or version <= Version(end["last_affected"]))
-        ):
-            return True
-    return False
-
-
-@pytest.mark.parametrize("item", registry.load()[0], ids=lambda item: item.patch.name)
-def test_ranges_are_those_of_the_patch(item):
-    """What a patch is for is affected; the release that has the fix is not; what nobody has read may be."""
-    bug = audit._bug(item)
-    ranges = audit_osv._vulnerability(bug, "x")["affected"][0]["ranges"]
-    for variant in item.patch.variants:
-        bounds = [Version(text) for text in re.findall(r"[>=<]=([^,]+)", variant.guard.versions)]
-        assert all(_is_affected(version, ranges) for version in bounds)
-    assert _is_affected(Version("9999"), ranges) == (bug.fixed is None)
-    if bug.fixed:
-        assert not _is_affected(Version(bug.fixed), ranges)
-
-
-def test_a_range_that_osv_cannot_say_is_left_out(framework, monkeypatch, audited):
-    framework.write("mod", "def f(x):\n    return x - 1\n")
-    advice = framework.advice(Shape(framework.path("mod:f"), "$A - 1"), versions=">=1,!=1.5")
-    monkeypatch.setattr(registry, "load", lambda: ([registry.Registered(advice, "tests")], []))
-    _, out, _ = audited("osv", {"pins.txt": f"{framework.distribution}==1.0\n"})
-    (package,) = json.loads(out)["results"][0]["packages"]
-    (affected,) = package["vulnerabilities"][0]["affected"]
-    assert "ranges" not in affected
-    assert affected["database_specific"] == {"range": ">=1,!=1.5"}
-    assert package["vulnerabilities"][0]["database_specific"]["what_to_do"] == advice.what_to_do
-
-
 def test_json_is_json(audited, capsys):
     _, out, _ = audited("json", {"pins.txt": MIXED})
     assert cli.main(["audit", "pins.txt", "--json"]) == 1
@@ -253,15 +185,12 @@ def findings_of(form, out):
     """What a consumer counts: results, packages, annotations beside the sum, items of a list."""
     if form == "sarif":
         return [each["message"]["text"] for each in results(out)[1]]
-    if form == "osv":
-        packages = [package for each in json.loads(out)["results"] for package in each["packages"]]
-        return [each["summary"] for package in packages for each in package["vulnerabilities"]]
     if form == "github":
         return [text for _, _, text in commands(out)[1:]]
     return table(out)[1][:-1]
 
 
-@pytest.mark.parametrize("form", ["sarif", "github", "markdown", "osv"])
+@pytest.mark.parametrize("form", ["sarif", "github", "markdown"])
 @pytest.mark.parametrize("case", NOT_CLEAN)
 def test_what_was_not_looked_up_is_a_finding(audited, form, case):
     files, wanted, said = NOT_CLEAN[case]
@@ -273,7 +202,7 @@ def test_what_was_not_looked_up_is_a_finding(audited, form, case):
         assert all(each["locations"] for each in results(out)[1])
 
 
-@pytest.mark.parametrize("form", ["sarif", "github", "markdown", "osv"])
+@pytest.mark.parametrize("form", ["sarif", "github", "markdown"])
 def test_clean(audited, form):
     status, out, err = audited(form, {"a.txt": "slime==0.0.0\nx==1\n"})
     assert (status, err, findings_of(form, out)) == (0, "", [])
@@ -299,7 +228,7 @@ HOSTILE = (
 LINES = ("trl==1.5.1 ; extra == '|::%'", "trl @ git+https://x/|%0A::a,b`*<b>\x1b[2J]", "x |::%\x07<b>[a](b){0}")
 
 
-@pytest.mark.parametrize("form", ["text", "sarif", "github", "markdown", "osv"])
+@pytest.mark.parametrize("form", ["text", "sarif", "github", "markdown"])
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_names_and_lines_that_are_made_to_do_harm(audited, form, name):
     status, out, err = audited(form, {name: "\n".join(LINES)})
@@ -326,7 +255,7 @@ def test_names_and_lines_that_are_made_to_do_harm(audited, form, name):
 
 
 def test_one_form_at_a_time(capsys):
-    for options in (["--json", "--format", "sarif"], ["--quiet", "--format", "osv"], ["--format", "xml"]):
+    for options in (["--json", "--format", "sarif"], ["--quiet", "--format", "sarif"], ["--format", "xml"]):
         with pytest.raises(SystemExit):
             cli.main(["audit", *options])
     assert "invalid choice: 'xml'" in capsys.readouterr().err

@@ -43,13 +43,13 @@ def test_what_is_known_to_fail_is_said_with_the_pin(audited):
 
 @pytest.mark.parametrize("lines", [(VERL, WORKS), (VERL,), (FAILS,), ("verl==0.9.1", FAILS), (VERL, "transformers")])
 def test_nothing_is_said_of_what_is_not_known_to_fail(audited, lines):
-    for form in ("text", "json", "sarif", "osv", "github", "markdown"):
+    for form in ("text", "json", "sarif", "github", "markdown"):
         _, said = audited(*lines, options=["--format", form])
         assert NAME not in said.out
         assert "known to fail" not in said.out.lower() or form in ("sarif", "json")
 
 
-@pytest.mark.parametrize("form", ["github", "markdown", "sarif", "osv", "json"])
+@pytest.mark.parametrize("form", ["github", "markdown", "sarif", "json"])
 def test_every_format_has_it(audited, form):
     status, said = audited(VERL, FAILS, options=["--format", form])
     assert status == 1
@@ -68,9 +68,6 @@ def test_every_format_has_it(audited, form):
         assert [each["message"]["text"] for each in run["results"] if each["ruleId"] == "known-to-fail"] == [
             f"verl 0.8.0: {WHY}"
         ]
-    if form == "osv":
-        packages = [each for result in json.loads(said.out)["results"] for each in result["packages"]]
-        assert ["known-to-fail"] in [[one["id"] for one in each["vulnerabilities"]] for each in packages]
 
 
 def test_what_an_advice_says_is_said_once(audited):
