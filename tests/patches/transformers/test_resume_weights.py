@@ -12,6 +12,9 @@ NAMES = ("Qwen2.5-VL, loaded",)
 NAMES_MORE = ("Qwen2.5-VL, shards", "best, Qwen2.5-VL")
 LEFT = ("without an expert", "narrower experts")
 SAME = ("dense", "dense, tied")
+NEWEST = (*EXPERTS, *NAMES, "loads", "loads, not a number", *LEFT, *SAME, "dense, another key")
+MORE = ("Mixtral", "best, shards", "dense, tied")
+"""The same loading as of the others: in one file, in several, and of a model without experts."""
 RULE_COVERAGE = {
     "minimal scope": "test_where_names_are_the_models_nothing_is_asked",
     "no side effects": "test_the_model_keeps_its_parameters",
@@ -32,9 +35,8 @@ RULE_COVERAGE = {
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(
-            (None, (*EXPERTS, *NAMES, "loads", "loads, not a number", *LEFT, *SAME, "dense, another key")), id="5.23"
-        ),
+        pytest.param((None, tuple(case for case in NEWEST if case not in MORE)), id="5.23"),
+        pytest.param((None, NEWEST), id="5.23, all", marks=pytest.mark.exhaustive),
         pytest.param(
             ("transformers-4.57", (*NAMES, *NAMES_MORE, *SAME, "dense, another key")),
             id="4.57",

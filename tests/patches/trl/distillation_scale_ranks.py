@@ -223,7 +223,7 @@ def main() -> None:
     reached = rlhf_patches.report()[NAME].reached
     found["reached"] = reached and reached.to_dict()
     rlhf_patches.apply(only=[NAME, BESIDE])
-    found["beside"] = {case: trained(case) for case in arguments.cases[:3]}
+    found["beside"] = {case: trained(case) for case in arguments.cases[:1]}
     rlhf_patches.revert()
     found["reverted"] = {case: trained(case) for case in arguments.cases[:1]}
     (arguments.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))
