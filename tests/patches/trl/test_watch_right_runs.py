@@ -22,7 +22,7 @@ def report(run_ranks):
     return ByCase(run)
 
 
-@pytest.mark.parametrize("case", exhaustive_but(RIGHT, "GPT-2's own dropout", "LoRA", "trained on", "a form"))
+@pytest.mark.parametrize("case", exhaustive_but(RIGHT, "GPT-2's own dropout", "LoRA", "a form"))
 def test_nothing_is_said_of_a_right_run(report, case):
     """Nor is its trainer kept."""
     found = report[case]
@@ -31,7 +31,7 @@ def test_nothing_is_said_of_a_right_run(report, case):
     assert found["kept"] is False
 
 
-@pytest.mark.parametrize("case", exhaustive_but(WRONG, "lost under LoRA's dropout", "lost again"))
+@pytest.mark.parametrize("case", exhaustive_but(WRONG, "lost under LoRA's dropout"))
 def test_it_says_once_what_is_wrong(report, case):
     run, what, first = WRONG[case]
     found = report[case]
