@@ -37,11 +37,11 @@ CASES = (
         "2.000 x the mean over the generation's tokens",
         release="trl-1.5",
     ),
-    Case("trl-grpo-truncated-count", "truncated", "0.759 x the mean over the generation's tokens", release="trl-1.5"),
     Case("trl-online-dpo-accumulation", "online", "4.000 x the mean over micro-batches"),
     Case("peft-disable-adapter-restore", "a frozen half", "that were frozen require a gradient after", TRAINED),
 )
 MORE = (
+    Case("trl-grpo-truncated-count", "truncated", "0.759 x the mean over the generation's tokens", release="trl-1.5"),
     Case("trl-grpo-dapo-scale", "half of a generation in a step", "0.500 x the mean over the gen", release="trl-1.5"),
     Case("transformers-moe-aux-loss", "mixture on two ranks", "the router's loss has weight 2.000", ranks=2),
     Case("transformers-smoothed-labels", "smoothed and compiled", "the cross entropy of the logits", FORMULA),
