@@ -128,14 +128,14 @@ def in_checkpoint(run: Run, sharded: dict[str, Any]) -> dict[str, dict[str, torc
     return found
 
 
-def saved(folder: Path | None) -> dict[str, Any]:
+def saved(folder: Path | None, cases: list[str]) -> dict[str, Any]:
     """What is wrong in a checkpoint of each case, of the first one without a folder.
 
     With a folder it is saved, and beside it what should be in it.
     """
     found = {}
-    for case, settings in list(CASES.items())[: 1 if folder is None else None]:
-        run = Run(**settings)
+    for case in cases[: 1 if folder is None else None]:
+        run = Run(**CASES[case])
         run.steps(1, 2)
         states_now = run.states
         sharded = run.sharded(False)
@@ -158,13 +158,13 @@ def saved(folder: Path | None) -> dict[str, Any]:
     return found
 
 
-def loaded(folder: Path) -> dict[str, Any]:
+def loaded(folder: Path, cases: list[str]) -> dict[str, Any]:
     """Of each state that was saved, and each case, what is wrong after the loading, and two steps later."""
     found: dict[str, Any] = {}
     for state in ("before", "after"):
-        for case, settings in CASES.items():
+        for case in cases:
             now, then = torch.load(folder / state / f"{case}.pt")
-            run = Run(**settings)
+            run = Run(**CASES[case])
             run.load(folder / state / case)
             held = run.states
             run.steps(3, 4)
@@ -183,12 +183,14 @@ def main() -> None:
     parser = states.parser()
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("what", choices=["save", "load"])
+    parser.add_argument("cases", nargs="*", help="all, if none is named")
     arguments = parser.parse_args()
+    cases = arguments.cases or [*CASES]
     torch.distributed.init_process_group("gloo")
     parallel_state.initialize_model_parallel()
     model_parallel_cuda_manual_seed(1)
     if arguments.what == "load":
-        states.report(NAME, lambda: loaded(arguments.folder), arguments.out, reverted=False)
+        states.report(NAME, lambda: loaded(arguments.folder, cases), arguments.out, reverted=False)
         return
     folders = iter((arguments.folder / "before", arguments.folder / "after", None))
-    states.report(NAME, lambda: saved(next(folders)), arguments.out)
+    states.report(NAME, lambda: saved(next(folders), cases), arguments.out)
