@@ -41,7 +41,7 @@ WORKER = "tests.patches.trl.dpo_liger_settings_ranks"
 #: Everything is in float64 but for one factor of Liger's; seen are 3e-7.
 TOLERANCE = 1e-6
 WRONG = ("robust", "discopop", "exo_pair")
-RIGHT = ("robust, no smoothing", "robust, refused", "sigmoid", "apo_zero", "robust, without Liger")
+RIGHT, MORE = ("robust, refused", "sigmoid"), ("robust, no smoothing", "apo_zero", "robust, without Liger")
 
 
 class TestContract(PatchContract):
@@ -81,9 +81,10 @@ def test_the_loss_has_the_user_s_settings(trained):
     is_repaired(trained("1.12.0", *WRONG, *RIGHT))
 
 
-def test_what_was_right_is_the_same_bit_for_bit(trained):
-    found = trained("1.12.0", *WRONG, *RIGHT)
-    for case in RIGHT:
+@pytest.mark.parametrize("cases", [(*WRONG, *RIGHT), pytest.param(MORE, marks=pytest.mark.exhaustive)])
+def test_what_was_right_is_the_same_bit_for_bit(trained, cases):
+    found = trained("1.12.0", *cases)
+    for case in {*RIGHT, *MORE} & {*cases}:
         of_none = case in ("sigmoid", "robust, refused")
         assert found["before"][case]["error of none" if of_none else "error"] < TOLERANCE
         assert found["after"][case] == found["before"][case]
