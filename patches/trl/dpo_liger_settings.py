@@ -57,6 +57,7 @@ of such a run carries over: with `robust` gradients are larger, the more pairs d
             "ValueError",
             "label_smoothing must be > 0 for loss_type='exo_pair'",
             frames=("trl.trainer.dpo_trainer:DPOTrainer.__init__",),
+            raised_below=True,  # by Liger
         ),
     ),
     references=(
