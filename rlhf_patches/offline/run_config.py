@@ -68,6 +68,8 @@ class RunConfig:
         self.notes: list[str] = []
         self._settings: list[Setting] = []
         self._of_deepspeed: list[str] = []
+        self._without: list[Setting] = []
+        self._has_arguments = False
         self._given = {os.path.realpath(file) for file in files}
         for file in files:
             self._read(file)
@@ -97,6 +99,8 @@ class RunConfig:
         if key.startswith(f"{_ZERO}."):
             without = [file for file in self._of_deepspeed if not any(each.place == file for each in settings)]
             settings += [Setting(key, _ABSENT, file) for file in without]
+        if self._has_arguments:  # else the trainer may have a DeepSpeed file of its own, whatever accelerate's has
+            settings += [each for each in self._without if each.key == key]
         return settings
 
     def _read(self, file: str) -> None:
@@ -124,7 +128,8 @@ class RunConfig:
             )
         is_accelerates = any(each.key in ("distributed_type", "compute_environment") for each in settings)
         without = [each for each in settings if each.key == "distributed_type" and each.value in _WITHOUT_DEEPSPEED]
-        self._settings += [Setting(f"{_ZERO}.stage", _ABSENT, f"{each.value}, {each.place}") for each in without]
+        self._without += [Setting(f"{_ZERO}.stage", _ABSENT, f"{each.value}, {each.place}") for each in without]
+        self._has_arguments |= not is_accelerates and what not in self._of_deepspeed
         for each in settings:
             self._add(each, is_accelerates)
 

@@ -89,7 +89,7 @@ CERTAIN = [
     ({"a.json": zero()}, {ZERO2, OFFLOAD, CHUNKED}, {ZERO1}),
     ({"a.json": zero(stage=2, offload_optimizer={"device": "cpu"})}, {ZERO1}, {ZERO2, OFFLOAD}),
     ({"a.yaml": ACCELERATE}, {ZERO1, OFFLOAD, CHUNKED}, {ZERO2}),
-    ({"a.yaml": FSDP}, {POSITION, UPCAST, ZERO2}, {FSDP1}),
+    ({"a.yaml": FSDP}, {POSITION, UPCAST}, {FSDP1, ZERO2}),
     ({"a.yaml": "loss_type: grpo\n"}, {DAPO}, {CHUNKED}),
     ({"a.json": {"loss_type": "nll"}}, {CHUNKED}, {DAPO}),
     ({"a.sh": "trl grpo --loss-type=dr_grpo --lr -1\n"}, {DAPO, CHUNKED}, {DEADLOCK}),
