@@ -26,8 +26,8 @@ _SYNONYM = 0.7  # of the weight of the word itself
 _LEAST = 0.5  # the part of the words that an entry has to have
 _WORD = re.compile(r"[^\W_]+")
 _STOP = """
-a an and are as at be but by can do does for from get has have i in is it its me my no not of on or our so that the
-their then there they this to too was we were what when where which while who why will with you
+a an and are as at be but by can do does for from get has have i in is it its like me my no not nothing of on or our so
+that the their then there they this to too was we were what when where which while who why will with you
 """
 _SUFFIXES = ("ations", "ation", "ions", "ion", "ings", "ing", "edly", "ed", "es", "s", "ly", "e")
 _SYNONYMS = (

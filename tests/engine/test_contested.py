@@ -150,7 +150,7 @@ def test_the_page_and_the_list(contested, monkeypatch, capsys):
     assert pages.summary(contested).endswith("(off by default)")
     assert "Contested" not in pages.page(dataclasses.replace(contested, contested=""))
     monkeypatch.setattr(registry, "load", lambda: ([Registered(contested, "tests")], []))
-    catalogue._explain(type("Options", (), {"name": contested.name}))
+    catalogue._explain(type("Options", (), {"words": [contested.name]}))
     assert "## Contested upstream" in capsys.readouterr().out
 
 

@@ -142,7 +142,7 @@ def test_as_a_module(installed):
     assert help_text == installed.run(installed.command, "--help").stdout
     assert help_text.startswith("usage: rlhf-patches ")
     wrong = installed.run(installed.python, *as_module, "explain", "nothing-like-it")
-    assert (wrong.returncode, wrong.stderr.startswith("rlhf-patches: there is no patch")) == (2, True)
+    assert (wrong.returncode, wrong.stderr.startswith("rlhf-patches: no known bug fits")) == (2, True)
 
 
 def test_an_output_that_knows_ascii_only(installed):
