@@ -95,7 +95,7 @@ def _found(words: str, registered: Sequence[Registered], failures: Sequence[Plug
         UsageError: the words are a misspelt name, or describe no bug.
     """
     names = [item.patch.name for item in registered]
-    found = search.find(words, [item.patch for item in registered])
+    found = search.Index(item.patch for item in registered).find(words)
     nearest = settings.nearest(words, names) if "-" in words else ""
     if nearest and settings.LINE not in nearest and not _meant(words, registered):
         raise UsageError(f"there is no patch {words!r}{nearest}{registry.hint(failures)}")

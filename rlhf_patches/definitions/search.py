@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -69,6 +70,7 @@ _SYNONYMS = (
 _LEFT_OUT = frozenset(_STOP.split())
 
 
+@functools.cache  # pages have most words many times
 def _stem(word: str) -> str:
     return next((word[: -len(end)] for end in _SUFFIXES if word.endswith(end) and len(word) - len(end) >= 4), word)
 
@@ -89,25 +91,29 @@ def _groups() -> Mapping[str, set[str]]:
 _OTHERS = _groups()
 
 
-def find(words: str, patches: Iterable[KnownBug], most: int = 10) -> list[KnownBug]:
-    """The entries that words describe, the best first.
+class Index:
+    """Entries by what their words count."""
 
-    Args:
-        words: what a user sees: a symptom, an error, a setting.
-        patches: the entries.
-        most: the most that are returned.
-    """
-    wanted = list(dict.fromkeys(_stems(words)))
-    entries = [(patch, _weights(patch)) for patch in patches]
-    if not wanted or not entries:
-        return []
-    rare = {
-        stem: math.log(1 + len(entries) / (1 + sum(stem in weights for _, weights in entries)))
-        for stem in {each for word in wanted for each in (word, *_OTHERS.get(word, ()))}
-    }
-    scored = [(_score(wanted, weights, rare), patch) for patch, weights in entries]
-    best = sorted((each for each in scored if each[0] > 0), key=lambda each: (-each[0], each[1].name))
-    return [patch for _, patch in best[:most]]
+    def __init__(self, patches: Iterable[KnownBug]) -> None:
+        self._entries = [(patch, _weights(patch)) for patch in patches]
+
+    def find(self, words: str, most: int = 10) -> list[KnownBug]:
+        """The entries that words describe, the best first.
+
+        Args:
+            words: what a user sees: a symptom, an error, a setting.
+            most: the most that are returned.
+        """
+        wanted = list(dict.fromkeys(_stems(words)))
+        if not wanted:
+            return []
+        rare = {
+            stem: math.log(1 + len(self._entries) / (1 + sum(stem in weights for _, weights in self._entries)))
+            for stem in {each for word in wanted for each in (word, *_OTHERS.get(word, ()))}
+        }
+        scored = [(_score(wanted, weights, rare), patch) for patch, weights in self._entries]
+        best = sorted((each for each in scored if each[0] > 0), key=lambda each: (-each[0], each[1].name))
+        return [patch for _, patch in best[:most]]
 
 
 def _score(wanted: Sequence[str], weights: Mapping[str, float], rare: Mapping[str, float]) -> float:

@@ -152,6 +152,7 @@ def test_no_match_in_tracebacks_of_other_kinds():
     assert len(read) >= len(logs)
 
 
+@pytest.mark.one_python
 def test_memory_is_constant(trace):
     class Endless(io.RawIOBase):
         """A log of 10 MB: progress bars, long lines, many prefixes, tracebacks without an end."""

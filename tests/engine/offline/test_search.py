@@ -61,38 +61,38 @@ PHRASES = {
 
 
 @pytest.fixture(scope="module")
-def patches():
-    return [item.patch for item in registry.load()[0]]
+def index():
+    return search.Index(item.patch for item in registry.load()[0])
 
 
-def names(words, patches):
-    return [patch.name for patch in search.find(words, patches)]
+def names(words, index):
+    return [patch.name for patch in index.find(words)]
 
 
-def test_nine_phrases_of_ten_find_their_bug(patches):
-    found = {words: names(words, patches) for words in PHRASES}
+def test_nine_phrases_of_ten_find_their_bug(index):
+    found = {words: names(words, index) for words in PHRASES}
     assert max(map(len, found.values())) <= 10
     assert sum(bug in found[words] for words, bug in PHRASES.items()) >= 0.9 * len(PHRASES)
     assert sum(found[words][:1] == [bug] for words, bug in PHRASES.items()) >= 0.7 * len(PHRASES)
 
 
 @pytest.mark.parametrize("words", ["", "-", "the and of", "xylophone", "zebra quokka xylophone loss"])
-def test_words_that_fit_nothing(patches, words):
-    assert names(words, patches) == []
+def test_words_that_fit_nothing(index, words):
+    assert names(words, index) == []
 
 
-def test_a_name_counts_most_and_more_words_narrow(patches):
-    assert names("dapo", patches)[0] == "trl-grpo-dapo-scale"
-    assert set(names("null-ref", patches)[:2]) == {"swift-null-ref-context", "swift-null-ref-context-hf"}
-    assert names("AttributeError: object has no attribute 'warnings_issued'", patches)[0] == "trl-warnings-issued"
+def test_a_name_counts_most_and_more_words_narrow(index):
+    assert names("dapo", index)[0] == "trl-grpo-dapo-scale"
+    assert set(names("null-ref", index)[:2]) == {"swift-null-ref-context", "swift-null-ref-context-hf"}
+    assert names("AttributeError: object has no attribute 'warnings_issued'", index)[0] == "trl-warnings-issued"
 
 
 @pytest.mark.parametrize(
     ("words", "bug"),
     [("OOM", "verl-logprob-entropy"), ("stuck", "torch-stale-build-lock"), ("KL nan", "openrlhf-k3-gradient")],
 )
-def test_words_that_users_have_and_pages_have_not(patches, words, bug):
-    assert bug in names(words, patches)
+def test_words_that_users_have_and_pages_have_not(index, words, bug):
+    assert bug in names(words, index)
 
 
 def test_what_explain_says(said):
