@@ -22,7 +22,8 @@ _STANDARD_LIBRARY = re.compile(r".*/lib(?:64)?/python\d[\d.]{0,5}t?/|/[A-Za-z]:/
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/([^/]+)")
 
 
-_FORWARDS = "__getattr__"  # of PEFT's and other models around a model: what lacks the attribute is within
+# What these functions do not do themselves they pass on: the model within, or torch's own function.
+_FORWARDS = ("__getattr__", "__torch_function__", "__torch_dispatch__")
 
 
 class Frame(NamedTuple):
@@ -122,7 +123,7 @@ def is_of(target: str, frame: Frame) -> bool:
 
 
 def _is_neutral(frame: Frame, packages: Collection[str]) -> bool:
-    if frame.function.rpartition(".")[2] == _FORWARDS:
+    if frame.function.rpartition(".")[2] in _FORWARDS:
         return True
     file = "/" + frame.file.replace("\\", "/")
     installed = _INSTALLED.match(file)

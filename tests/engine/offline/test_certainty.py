@@ -110,6 +110,15 @@ def test_a_model_around_the_model_is_no_other_package():
     assert found(log) == [("trl-warnings-issued", "certain")]
 
 
+def test_a_function_of_a_torch_mode_is_no_other_package():
+    targets = (
+        f"{SITE}/verl/trainer/distillation/losses.py:compute_distillation_loss_range",
+        "/app/x.py:__torch_function__",
+    )
+    log = trace("RuntimeError: min(): Expected reduction dim to be specified for input.numel() == 0.", *targets)
+    assert found(log) == [("verl-padding-only-micro-batch", "certain")]
+
+
 NO_SYNC = (
     "AssertionError: When overlap_grad_reduce is True, config.no_sync_func must be None; a custom no_sync_func is not "
     "supported when overlapping grad-reduce"

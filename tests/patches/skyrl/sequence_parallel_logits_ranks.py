@@ -164,8 +164,7 @@ def errors(state: Callable[[], None]) -> dict[str, Any]:
 
     before, log = found(), ""
     try:
-        with torch._C.DisableTorchFunction():  # megatron_on_cpu.py's frame would be a user's, within SkyRL's
-            utils().recover_left_padding(torch.ones(4, 7, COLUMNS), torch.ones(4, 14, dtype=torch.bool), mask, 13)
+        utils().recover_left_padding(torch.ones(4, 7, COLUMNS), torch.ones(4, 14, dtype=torch.bool), mask, 13)
     except IndexError:
         log = traceback.format_exc()
     state()
