@@ -42,8 +42,9 @@ def run(run_ranks):
     def run(release=None, *cases):
         reports = run_ranks(WORKER, *(cases or CORE), levels=megatron(release))
         assert [one["status"] for one in reports] == ["applied"] * 2
-        assert all((0 < one["reached"]["held"]) == (cases == ()) for one in reports)  # SLOW counts in float32
-        assert all(one["reached"]["held"] < one["reached"]["asked"] for one in reports)
+        reached = [one["reached"] for one in reports]
+        assert all(0 < one["held"] <= one["asked"] for one in reached)
+        assert cases or all(one["held"] < one["asked"] for one in reached)
         return reports
 
     return run
