@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,28 @@ def report(patch: str, observe: Callable[[], Any], out: Path, *, reverted: bool 
     if reverted:
         states["reverted"] = observe()
     (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(states, indent=1))
+
+
+def report_cases(
+    patch: str,
+    observe: Callable[[list[str]], Any],
+    cases: Iterable[str],
+    out: Path,
+    *,
+    reverted: Iterable[str] | None = None,
+) -> None:
+    """Write the same report of cases: all of them as released and patched, some of them reverted.
+
+    Args:
+        patch: the patch's name.
+        observe: called with the cases in each state.
+        cases: the cases.
+        out: the folder.
+        reverted: the cases that are observed after revert(); by default the first one.
+    """
+    chosen = list(cases)
+    of_states = iter((chosen, chosen, chosen[:1] if reverted is None else list(reverted)))
+    report(patch, lambda: observe(next(of_states)), out)
 
 
 @contextlib.contextmanager

@@ -88,14 +88,16 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", metavar="CASE")
     options = parser.parse_args()
     rank = on_cpu.start()
-    of_states = iter((options.cases, options.cases, options.cases[:2]))
 
-    def observe() -> dict[str, Any]:
-        found: dict[str, Any] = {case: steps.outcome(CASES[case], rank) for case in next(of_states)}
+    def observe(cases: list[str]) -> dict[str, Any]:
+        found: dict[str, Any] = {case: steps.outcome(CASES[case], rank) for case in cases}
         if options.more:
             both = {"on the device": False, "offload": True}
             found["operations"] = {where: operations(offload, rank) for where, offload in both.items()}
             found["set by hand"] = {where: set_by_hand(offload, rank) for where, offload in both.items()}
         return found
 
-    states.report(NAME, observe, options.out, reverted=not options.more)
+    if options.more:
+        states.report(NAME, lambda: observe(options.cases), options.out, reverted=False)
+    else:
+        states.report_cases(NAME, observe, options.cases, options.out, reverted=options.cases[:2])

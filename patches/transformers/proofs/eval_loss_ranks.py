@@ -176,5 +176,7 @@ def main(cases: dict[str, Callable[[], dict[str, Any]]] = CASES, afterwards: Seq
     parser = states.parser()
     parser.add_argument("cases", nargs="*", metavar="CASE", default=list(cases))
     options = parser.parse_args()
-    of_states = iter((options.cases, options.cases, [case for case in afterwards if case in options.cases]))
-    states.report(NAME, lambda: {name: cases[name]() for name in next(of_states)}, options.out)
+    reverted = [case for case in afterwards if case in options.cases]
+    states.report_cases(
+        NAME, lambda names: {name: cases[name]() for name in names}, options.cases, options.out, reverted=reverted
+    )

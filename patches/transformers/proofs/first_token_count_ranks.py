@@ -127,5 +127,4 @@ def main(cases: dict[str, Callable[[], dict[str, Any]]] = CASES) -> None:
     parser = states.parser()
     parser.add_argument("cases", nargs="*", metavar="CASE", default=list(cases))
     options = parser.parse_args()
-    of_states = iter((options.cases, options.cases, options.cases[:1]))
-    states.report(NAME, lambda: {name: cases[name]() for name in next(of_states)}, options.out)
+    states.report_cases(NAME, lambda names: {name: cases[name]() for name in names}, options.cases, options.out)

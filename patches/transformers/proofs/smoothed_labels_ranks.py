@@ -122,5 +122,4 @@ def main(cases: dict[str, Callable[[], dict[str, Any]]] = CASES) -> None:
     options = parser.parse_args()
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    of_states = iter((options.cases, options.cases, options.cases[:1]))
-    states.report(NAME, lambda: {name: cases[name]() for name in next(of_states)}, options.out)
+    states.report_cases(NAME, lambda names: {name: cases[name]() for name in names}, options.cases, options.out)

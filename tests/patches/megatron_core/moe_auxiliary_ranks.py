@@ -421,10 +421,8 @@ def main() -> None:
         (options.out / "rank0.json").write_text(json.dumps(found))
         return
 
-    of_states = iter((options.cases, options.cases, options.cases[:1]))
-
-    def observe() -> Case:
-        cases = [case.split("/") for case in next(of_states)]
+    def observe(names: list[str]) -> Case:
+        cases = [name.split("/") for name in names]
         return {"/".join(case): gradient(case[0], case[1] == "token", int(case[2]), *case[3:]) for case in cases}
 
-    states.report(options.patch, observe, options.out)
+    states.report_cases(options.patch, observe, options.cases, options.out)

@@ -201,12 +201,10 @@ def main() -> None:
     torch.distributed.init_process_group("gloo")
     kind = NAMES[options.patch]
 
-    of_states = iter((options.cases, options.cases, options.cases[:1]))
-
-    def observe() -> dict[str, Any]:
+    def observe(cases: list[str]) -> dict[str, Any]:
         softmax = "learnable" if kind == "sinks" else "vanilla"
         found: dict[str, Any] = {}
-        for case in next(of_states):
+        for case in cases:
             layout = case.removesuffix(", distributed")
             found[case] = step(kind, layout, layout != case, softmax)
         if kind != "duplicated":
@@ -216,4 +214,4 @@ def main() -> None:
         others = ("off-by-one", "vanilla") if kind == "sinks" else ()
         return {**found, **{f"TP 2, {other}": step(kind, "TP 2", False, other) for other in others}}
 
-    states.report(options.patch, observe, options.out)
+    states.report_cases(options.patch, observe, options.cases, options.out)

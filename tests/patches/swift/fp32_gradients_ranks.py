@@ -69,5 +69,4 @@ def main() -> None:
     from megatron.core import parallel_state
 
     parallel_state.initialize_model_parallel()
-    of_states = iter(([*CASES], [*CASES], [*CASES][:1]))
-    states.report(NAME, lambda: {case: step(**CASES[case]) for case in next(of_states)}, options.out)
+    states.report_cases(NAME, lambda cases: {case: step(**CASES[case]) for case in cases}, CASES, options.out)

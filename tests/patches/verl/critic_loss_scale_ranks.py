@@ -224,5 +224,4 @@ def observations(cases: list[str]) -> dict[str, Any]:
 def main() -> None:
     options = states.parser().parse_args()
     torch.distributed.init_process_group("gloo")
-    of_states = iter(([*CASES], [*CASES], ["two"]))
-    states.report(PATCH, lambda: observations(next(of_states)), options.out)
+    states.report_cases(PATCH, observations, CASES, options.out, reverted=["two"])

@@ -135,5 +135,4 @@ def main() -> None:
     from megatron.core import parallel_state
 
     parallel_state.initialize_model_parallel()
-    of_states = iter(([*CASES], [*CASES], [*CASES][:1]))
-    states.report(NAME, lambda: observe(next(of_states)), options.out)
+    states.report_cases(NAME, observe, CASES, options.out)
