@@ -75,7 +75,7 @@ def _explain(options: argparse.Namespace) -> int:
     words = " ".join(options.words)
     meant = _meant(words, registered)
     if len(meant) != 1:
-        return _found(words, registered, failures)
+        return _found(words, registered, failures, is_part=bool(meant))
     (item,) = meant
     text = output.printable_lines(pages.page(item.patch, item.plugin, lookup.how_to_prove(item.patch)))
     console = output.console()
@@ -88,8 +88,8 @@ def _explain(options: argparse.Namespace) -> int:
     return 0
 
 
-def _found(words: str, registered: Sequence[Registered], failures: Sequence[PluginFailure]) -> int:
-    """List the bugs that words describe.
+def _found(words: str, registered: Sequence[Registered], failures: Sequence[PluginFailure], *, is_part: bool) -> int:
+    """List the bugs that words describe; ``is_part`` says whether several names have them as a part.
 
     Raises:
         UsageError: the words are a misspelt name, or describe no bug.
@@ -97,7 +97,7 @@ def _found(words: str, registered: Sequence[Registered], failures: Sequence[Plug
     names = [item.patch.name for item in registered]
     found = search.Index(item.patch for item in registered).find(words)
     nearest = settings.nearest(words, names) if "-" in words else ""
-    if nearest and settings.LINE not in nearest and not _meant(words, registered):
+    if nearest and settings.LINE not in nearest and not is_part:
         raise UsageError(f"there is no patch {words!r}{nearest}{registry.hint(failures)}")
     if not found:
         raise UsageError(

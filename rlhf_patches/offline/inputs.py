@@ -24,6 +24,14 @@ def standard_input() -> BinaryIO:
     return sys.stdin.buffer
 
 
+def beside(folder: Path | None, name: str) -> Path | None:
+    """The regular file with this name, relative to a folder; None if it is not there, or if there is no folder."""
+    try:
+        return folder / name if folder is not None and (folder / name).is_file() else None
+    except (OSError, ValueError):  # a name that is too long, or has a NUL
+        return None
+
+
 def text(path: str, limit: int) -> str:
     """The text of a file, or of standard input for ``-``, in UTF-8.
 

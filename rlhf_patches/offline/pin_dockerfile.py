@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import base_images, shell
+from . import base_images, inputs, shell
 from .pin_lines import Lines
 from .pin_shell import Reader
 from .pins import Entry, PinsError, Unread, shown
@@ -105,7 +105,7 @@ class _Dockerfile:
 
     def _find(self, name: str) -> Path | None:
         """The file beside the Dockerfile that an instruction copies to this place of the image."""
-        if self._folder is None or "\0" in name or "://" in name:
+        if "://" in name:
             return None
         wanted = os.path.normpath(self._absolute(name))
         for source, target in self._copied:
@@ -114,11 +114,9 @@ class _Dockerfile:
             paths = [source] if wanted in (place, os.path.join(place, os.path.basename(source))) else []
             paths += [os.path.join(source, wanted.removeprefix(within))] if wanted.startswith(within) else []
             for path in paths:
-                try:
-                    if (self._folder / path.lstrip("/")).is_file():
-                        return self._folder / path.lstrip("/")
-                except OSError:
-                    continue
+                file = inputs.beside(self._folder, path.lstrip("/"))
+                if file is not None:
+                    return file
         return None
 
 

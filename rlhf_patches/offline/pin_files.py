@@ -109,17 +109,10 @@ def _of_file(path: str, what: str) -> Iterator[Entry]:
     if kind == "dockerfile":
         return pin_dockerfile.read(text, what, lines, folder)
     if kind == "shell":
-        return pin_shell.Reader(what, lines, lambda name: _beside(folder, name)).read(text)
+        return pin_shell.Reader(what, lines, lambda name: inputs.beside(folder, name)).read(text)
     if kind in ("setup.py", "setup.cfg"):
         return pin_setup.read(text, what, is_python=kind == "setup.py")
     return lines.read(text)
-
-
-def _beside(folder: Path | None, name: str) -> Path | None:
-    try:
-        return folder / name if folder is not None and (folder / name).is_file() else None
-    except (OSError, ValueError):
-        return None
 
 
 def _by_name(path: str) -> str | None:

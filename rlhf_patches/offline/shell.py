@@ -215,13 +215,13 @@ class _Reader:
             yield Command(tuple(words), words[0].line)
         elif _SETS_NO_OPTION.fullmatch(os.path.basename(words[1].text)):
             return
-        elif whole and self._folder is not None:
-            file = self._folder / words[1].text
+        elif whole:
+            file = inputs.beside(self._folder, words[1].text)
             try:
-                if file.is_file():
+                if file is not None:
                     yield from self.read(inputs.text(str(file), self._left), at=words[0].line)
                     return
-            except (OSError, ValueError, inputs.InputError):
+            except inputs.InputError:
                 pass
         if name != "eval":
             yield Command(tuple(words), words[0].line)
