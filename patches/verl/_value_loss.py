@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
 import torch
+
+import rlhf_patches
+
+from . import _conditions
 
 _of_this_loss: ContextVar[_Loss | None] = ContextVar("rlhf_patches_value_loss", default=None)
 
@@ -54,7 +59,7 @@ def value_loss(wrapped: Callable[..., Any], instance: None, args: tuple[Any, ...
     ``ppo_loss`` reads all the numbers. A trainer that does not set all of them cannot use ``ppo_loss``'s metrics, and
     may expect a plain number: there the metric stays the micro-batch's own average.
     """
-    _, _, data, _ = args
+    config, _, data, _ = args
     of_this = _Loss(data)
     token = _of_this_loss.set(of_this)
     try:
@@ -65,6 +70,13 @@ def value_loss(wrapped: Callable[..., Any], instance: None, args: tuple[Any, ...
         return loss, metrics
     verls = importlib.import_module("verl.utils.metric")
     metric: Any = 0.5 * of_this.average.item()
+    if _conditions.critic_micro_batches(config, data) is None:
+        rlhf_patches.decided("verl-critic-loss-scale", not _is_rounding(metric, metrics, loss.dtype))
     if hasattr(verls, "Metric") and of_this.has_all():
         metric = verls.Metric(value=loss, aggregation=verls.AggregationType.SUM)
     return loss, {**metrics, "critic/vf_loss": metric}
+
+
+def _is_rounding(average: float, metrics: dict[str, Any], dtype: torch.dtype) -> bool:
+    """Whether the released loss is the repaired one, which verl has read for its metrics, up to their rounding."""
+    return math.isclose(average, metrics["critic/vf_loss"], rel_tol=4 * torch.finfo(dtype).eps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant, Wrap
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant, Wrap
 
 _OURS = f"{__package__}._value_loss"
 
@@ -72,4 +72,9 @@ tuned without the patch. Training can continue from existing checkpoints.""",
         ),
     ),
     obsolete_when="when the oldest verl in use is 0.9.0",
+    conditions=(
+        Condition(
+            "verl.workers.utils.losses:value_loss", f"{__package__}._conditions:critic_micro_batches", "micro-batches"
+        ),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 PATCH = Patch(
     name="verl-dr-grpo-length-bias",
@@ -33,7 +33,10 @@ older trainer, whose responses already have that width, are bitwise identical.
 
 The patch does not change a `loss_scale_factor` that you set; the critic, whose `critic.loss_agg_mode` follows the
 actor's (set `critic.loss_scale_factor` to `max_response_length`, 0.9.0 and later); and the trainer's logged
-`actor/entropy`.""",
+`actor/entropy`.
+
+Reports decide by the settings of 0.9 whether a run has the bug; in 0.8 that is unknown. A micro-batch with a response
+of full length is right without the patch.""",
     changes_numbers="""\
 with `seq-mean-token-sum-norm` and no `loss_scale_factor` in verl's default trainer, 0.9.0 and 0.9.1, or in
 `main_ppo_sync` of 0.8.0, each response was divided by the longest response of its micro-batch. With the patch all
@@ -64,4 +67,10 @@ and `actor.optim.clip_grad`. Training can continue from existing checkpoints."""
         ),
     ),
     obsolete_when="when the oldest verl in use contains the fix",
+    conditions=(
+        Condition(
+            "verl.workers.engine_workers:ActorRolloutRefWorker.init_model",
+            f"{__package__}._conditions:divides_by_the_longest",
+        ),
+    ),
 )

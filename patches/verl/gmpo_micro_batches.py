@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _OTHERS = "vanilla|dppo_tv|dppo_kl|gspo|sapo|gpg|clip_cov|kl_cov|dro|cispo"
 
@@ -60,4 +60,11 @@ a run that was tuned without the patch. Training can continue from existing chec
         ),
     ),
     obsolete_when="when the oldest verl in use contains the fix",
+    conditions=(
+        Condition(
+            "verl.trainer.ppo.core_algos:compute_policy_loss_geo_mean",
+            f"{__package__}._conditions:gmpo_micro_batches",
+            "policy loss x",
+        ),
+    ),
 )

@@ -67,6 +67,63 @@ def stepping(ranks, steps, by_accelerate, n_gpu=0):
     return Has(args=settings, accelerator=Has(gradient_accumulation_steps=by_accelerate))
 
 
+class Settings(dict):
+    """As much of OmegaConf's as the predicates read."""
+
+    __getattr__ = dict.__getitem__
+
+    def _get_root(self):
+        return self["root"]
+
+
+def critic(mode="token-mean", rows=2, **numbers):
+    """The critic's settings, and a micro-batch of those rows out of 8."""
+    data = {"dp_size": 1, "batch_num_tokens": 9, "global_batch_size": 8, **numbers}
+    return [Has(loss_agg_mode=mode), type("Data", (dict,), {"batch_size": [rows]})(data)]
+
+
+def gmpo(rows, **numbers):
+    return [Has(global_batch_info=numbers), [0] * rows]
+
+
+def dr_grpo(use_v1=True, queued=True, role="actor_rollout", distills=False, loss="vanilla", **actor):
+    """A worker of verl's."""
+    root = {"trainer": {"use_v1": use_v1}, "transfer_queue": {"enable": queued}}
+    settings = {"loss_agg_mode": "seq-mean-token-sum-norm", "policy_loss": {"loss_mode": loss}, **actor}
+    return [Has(config=Settings(actor=settings, root=root), role=role, distillation_enabled=distills)]
+
+
+OF_VERL = [
+    ("critic_micro_batches", critic(), 4.0),
+    ("critic_micro_batches", critic(dp_size=2), 2.0),
+    ("critic_micro_batches", critic("seq-mean-token-sum"), 4.0),
+    ("critic_micro_batches", critic("seq-mean-token-sum-norm"), None),
+    ("critic_micro_batches", critic(rows=8), False),
+    ("critic_micro_batches", critic("seq-mean-token-sum", rows=8), None),
+    ("critic_micro_batches", critic(rows=4, dp_size=2), None),
+    ("critic_micro_batches", critic(rows=16), None),
+    ("critic_micro_batches", critic(rows=0), None),
+    ("critic_micro_batches", critic(global_batch_size=None), None),
+    ("critic_micro_batches", critic(dp_size=Has()), None),
+    ("gmpo_micro_batches", gmpo(2, dp_size=1, global_batch_size=8), 4.0),
+    ("gmpo_micro_batches", gmpo(2, dp_size=2, global_batch_size=8), 2.0),
+    ("gmpo_micro_batches", gmpo(4, dp_size=2, global_batch_size=8), False),
+    ("gmpo_micro_batches", gmpo(4), None),
+    ("gmpo_micro_batches", gmpo(4, dp_size=2, global_batch_size=None), None),
+    ("gmpo_micro_batches", [Has(), [0]], None),
+    ("divides_by_the_longest", dr_grpo(), True),
+    ("divides_by_the_longest", dr_grpo(loss="geo_mean"), None),
+    ("divides_by_the_longest", dr_grpo(distills=True), None),
+    ("divides_by_the_longest", dr_grpo(use_v1=None), None),
+    ("divides_by_the_longest", dr_grpo(queued=False), None),
+    ("divides_by_the_longest", dr_grpo(use_v1=False), None),
+    ("divides_by_the_longest", dr_grpo(use_v1=False, queued=False), False),
+    ("divides_by_the_longest", dr_grpo(role="rollout"), False),
+    ("divides_by_the_longest", dr_grpo(loss_agg_mode="token-mean"), False),
+    ("divides_by_the_longest", dr_grpo(loss_scale_factor=8), False),
+]
+
+
 @pytest.mark.parametrize(
     ("where", "arguments", "told"),
     [
@@ -292,6 +349,7 @@ def stepping(ranks, steps, by_accelerate, n_gpu=0):
         ("trl._conditions:engine_sleeps", [Has(mode="colocate", enable_sleep_mode=True)], True),
         ("trl._conditions:engine_sleeps", [Has(mode="server", enable_sleep_mode=True)], False),
         ("trl._conditions:engine_sleeps", [Has(mode="colocate", enable_sleep_mode=False)], False),
+        *((f"verl._conditions:{name}", arguments, told) for name, arguments, told in OF_VERL),
     ],
 )
 def test_what_is_told_of_a_call(where, arguments, told):

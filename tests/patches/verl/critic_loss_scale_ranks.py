@@ -47,6 +47,7 @@ CASES = {
     "two, seq-mean-token-sum": Case(2, "seq-mean-token-sum"),
     "two, seq-mean-token-sum-norm": Case(2, "seq-mean-token-sum-norm"),
     "padding alone": Case(1, padding=(2, 5)),
+    "one micro-batch, seq-mean-token-sum": Case(4, "seq-mean-token-sum"),
     "two, no size": Case(2, sized=False),
     "two, seq-mean-token-mean, no size": Case(2, "seq-mean-token-mean", sized=False),
 }
@@ -213,10 +214,12 @@ def by_hand(mode: str, **numbers: Any) -> dict[str, Any]:
 def observations(cases: list[str]) -> dict[str, Any]:
     """Of the cases, of the critics that are right, and of calls without the numbers."""
     modes = ("token-mean", "seq-mean-token-sum")
+    tokens = int(make_rows(CASES["four"])["response_mask"].sum())
     return {
         "cases": {name: observe(CASES[name]) for name in cases},
         "old critics": of_the_old_critics(),
         "nothing set": [by_hand(mode) for mode in modes],
+        "one rank": by_hand("token-mean", dp_size=1, batch_num_tokens=tokens, global_batch_size=len(PROMPTS))["loss"],
         "none": [by_hand(mode, dp_size=2, batch_num_tokens=None, global_batch_size=None) for mode in modes],
     }
 

@@ -58,7 +58,7 @@ def model_folder() -> str:
 
 @functools.cache
 def configuration(*overrides: str) -> Any:
-    """verl's own, with what no run can do without."""
+    """verl's own, with what no run can do without, and what `main_ppo` sets for the trainer without padding."""
     import hydra
     import verl
 
@@ -69,6 +69,7 @@ def configuration(*overrides: str) -> Any:
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
         "actor_rollout_ref.rollout.name=vllm",
+        "transfer_queue.enable=true",
     )
     with hydra.initialize_config_dir(str(folder), version_base=None):
         return hydra.compose("ppo_trainer", overrides=[*ours, *overrides])
@@ -86,6 +87,12 @@ def make_worker(*overrides: str) -> Any:
     worker.distillation_enabled, worker.distillation_config, worker._omega_profiler_config = False, None, None
     worker.init_model()
     return worker
+
+
+def older_trainer() -> list[str]:
+    """Its settings: 0.8 has another program for the trainer without padding."""
+    has_both = "use_v1" in configuration().trainer
+    return ["transfer_queue.enable=false", *(["trainer.use_v1=false"] if has_both else [])]
 
 
 def of_a_sequence(length: int, ratios: torch.Tensor, advantages: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
@@ -108,6 +115,7 @@ def step(
         f"data.max_response_length={length}",
         f"actor_rollout_ref.actor.loss_agg_mode={mode}",
         *([f"actor_rollout_ref.actor.loss_scale_factor={factor}"] if factor else []),
+        *(older_trainer() if width else []),
     )
     found = policy_on_fsdp.step(worker.actor.loss_function, rows, width)
     settings = worker.config.actor

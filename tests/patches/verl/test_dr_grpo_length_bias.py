@@ -108,6 +108,17 @@ def test_the_users_configuration_is_untouched(reports):
             assert found["the user's"] == [MODE, None, LENGTH]
 
 
+def test_it_reports_the_settings_of_a_worker(reports, release):
+    """In 0.8, whose worker cannot tell which trainer it belongs to, it is unknown."""
+    for report in reports:
+        as_before = [found for found in report["after"]["as before"].values() if found]
+        held = len(report["after"]["micro-batches"]) + (len(reports) == 1)  # its longest response is of full length
+        of_others = 5 if release == "0.9" else 4
+        calls = len(report["after"]["micro-batches"]) + len(as_before)
+        known = {"asked": held + of_others, "held": held} if release == "0.9" else {"asked": of_others, "held": 0}
+        assert report["reached"] == {"calls": calls, **known}
+
+
 def test_reverted_it_is_verls_again(reports):
     for report in reports:
         ((times, found),) = report["reverted"]["micro-batches"].items()

@@ -71,6 +71,20 @@ def test_without_the_size_of_the_mini_batch_it_is_as_released(reports):
         assert report["after"]["by hand"] == report["before"]["by hand"]
 
 
+def test_it_reports_the_micro_batches_of_the_engine(reports):
+    """Not one that is the whole mini-batch; unknown without the size of the mini-batch."""
+    for report in reports:
+        times = [*map(int, report["after"]["micro-batches"])]
+        several = [each for each in times if each > 1]
+        expected = {"calls": sum(times) + 3, "asked": sum(times), "held": sum(several)}
+        assert report["reached"] == {
+            **expected,
+            "least": min(several),
+            "most": max(several),
+            "measure": "policy loss x",
+        }
+
+
 def test_reverted_it_is_verls_again(reports):
     for report in reports:
         ((times, found),) = report["reverted"]["micro-batches"].items()

@@ -1,0 +1,65 @@
+"""In which calls the bugs of these patches occur, decided from attributes alone (`rlhf_patches.Condition`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def critic_micro_batches(config: Any, data: Any) -> float | bool | None:
+    """The number of micro-batches per mini-batch and rank, for the critic's loss; False for one on one rank.
+
+    None where their rows do not decide, and the repair does: for one micro-batch on several ranks, or of sequences
+    without a token; for `seq-mean-token-sum-norm`, which is right in 0.7.0; and for a trainer that does not set the
+    size of the mini-batch.
+    """
+    ranks, rows = (_whole_number(data, name) for name in ("dp_size", "global_batch_size"))
+    if not ranks or not rows or not data.batch_size[0]:
+        return None
+    times = rows / (ranks * data.batch_size[0])
+    if times == 1:
+        return False if ranks == 1 and config.loss_agg_mode == "token-mean" else None
+    return None if config.loss_agg_mode == "seq-mean-token-sum-norm" or times < 1 else float(times)
+
+
+def _whole_number(data: Any, name: str) -> int | None:
+    try:
+        found = data[name]
+    except KeyError:
+        return None
+    return found if isinstance(found, int) else None
+
+
+def gmpo_micro_batches(config: Any, response_mask: Any) -> float | bool | None:
+    """The factor of GMPO's loss: the number of micro-batches; None for a trainer that does not set the rows of all."""
+    numbers = getattr(config, "global_batch_info", None) or {}
+    ranks, rows = numbers.get("dp_size"), numbers.get("global_batch_size")
+    if not isinstance(ranks, int) or not isinstance(rows, int) or not ranks or not rows or not len(response_mask):
+        return None
+    times = rows / (ranks * len(response_mask))
+    return False if times == 1 else float(times)
+
+
+_AGGREGATED = ("vanilla", "dppo_tv", "dppo_kl", "gpg", "clip_cov", "kl_cov", "dro", "cispo")
+"""The policy losses of verl that are averaged as ``loss_agg_mode`` specifies."""
+
+
+def divides_by_the_longest(self: Any) -> bool | None:
+    """A worker: whether its actor's loss is divided by the longest response of a micro-batch.
+
+    True in the trainer of 0.9 whose batches have no padding. None in 0.8, where the worker cannot tell which trainer it
+    belongs to, and for another trainer's worker.
+    """
+    if "actor" not in self.role:
+        return False
+    actor = self.config.actor
+    if actor.get("loss_agg_mode") != "seq-mean-token-sum-norm" or actor.get("loss_scale_factor") is not None:
+        return False
+    run = self.config._get_root()
+    of_default = run.get("trainer", {}).get("use_v1")
+    # main_ppo enables the queue when it starts that trainer; other programs share the default of `use_v1`.
+    queued = run.get("transfer_queue", {}).get("enable")
+    if of_default is False and not queued:
+        return False
+    if not of_default or not queued or self.distillation_enabled:
+        return None
+    return True if actor.get("policy_loss", {}).get("loss_mode", "vanilla") in _AGGREGATED else None
