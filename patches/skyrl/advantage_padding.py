@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
+
+_DICT = "skyrl.backends.skyrl_train.utils.ppo_utils:normalize_advantages_dict"  # 0.1.0
+_TRAINER = "skyrl.train.trainer:RayPPOTrainer._normalize_advantages"
 
 
 def _variant(versions: str, target: str, mask: str) -> Variant:
@@ -48,10 +51,12 @@ can continue from existing checkpoints; review a learning rate or a clipping ran
 Runs without that setting, which is off by default, are not affected.""",
     references=("https://github.com/NovaSky-AI/SkyRL/issues/1305", "https://github.com/NovaSky-AI/SkyRL/pull/1782"),
     variants=(
-        _variant(
-            "==0.1.0", "skyrl.backends.skyrl_train.utils.ppo_utils:normalize_advantages_dict", mask="response_masks"
-        ),
-        _variant(">=0.2.0,<=0.4.0", "skyrl.train.trainer:RayPPOTrainer._normalize_advantages", mask="response_mask"),
+        _variant("==0.1.0", _DICT, mask="response_masks"),
+        _variant(">=0.2.0,<=0.4.0", _TRAINER, mask="response_mask"),
     ),
     obsolete_when="when the oldest SkyRL in use computes a masked mean; 0.4.0, the newest, does not",
+    conditions=(
+        Condition(_DICT, f"{__package__}._conditions:mean_with_padding"),
+        Condition(_TRAINER, f"{__package__}._conditions:normalised_mean_with_padding"),
+    ),
 )

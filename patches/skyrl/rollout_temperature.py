@@ -6,8 +6,10 @@ import importlib.metadata
 import re
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+import rlhf_patches
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
+_NAME = "skyrl-rollout-temperature"
 _MODE, _RAW, _PROCESSED = "logprobs_mode", "raw_logprobs", "processed_logprobs"
 _WITH_TEMPERATURE = (0, 10, 2)
 """The vLLM release before which "processed" log-probabilities exclude the temperature."""
@@ -21,13 +23,21 @@ def served(args: Any, cfg: Any) -> None:
     """Set the server's arguments so that it returns log-probabilities at the temperature."""
     if getattr(args, _MODE, None) == _RAW and _only_a_temperature(cfg):
         args.logprobs_mode = _PROCESSED  # writes: arguments that were just created, before the user's own are added
+        _note(cfg.generator.inference_engine.engine_init_kwargs)
 
 
 def for_engines(given: Any, cfg: Any) -> Any:
     """``engine_init_kwargs`` of Ray actor engines with the same setting; ``given`` itself where no change is needed."""
     if not _only_a_temperature(cfg) or cfg.generator.inference_engine.backend != "vllm" or _vllm() < _WITH_TEMPERATURE:
         return given
+    _note(given)
     return {_MODE: _PROCESSED, **(given or {})}
+
+
+def _note(own: Any) -> None:
+    """Report that the bug occurs, unless the user's ``engine_init_kwargs`` set the mode."""
+    if _MODE not in (own or ()):
+        rlhf_patches.decided(_NAME, True)
 
 
 def _only_a_temperature(cfg: Any) -> bool:
@@ -56,8 +66,9 @@ def _vllm() -> tuple[int, ...]:
 
 
 _OWN = "engine_kwargs = get_config_as_dict(ie_cfg.engine_init_kwargs)"
+_BUILDS_ARGUMENTS = "skyrl.backends.skyrl_train.inference_servers.utils:build_vllm_cli_args"
 _SERVERS = Rewrite(
-    target="skyrl.backends.skyrl_train.inference_servers.utils:build_vllm_cli_args",
+    target=_BUILDS_ARGUMENTS,
     pattern=_OWN,
     replacement=f"$SERVED(args, cfg); {_OWN}",
     alongside=("for key, value in overrides.items(): $$$", "for key, value in engine_kwargs.items(): $$$"),
@@ -65,10 +76,16 @@ _SERVERS = Rewrite(
 )
 
 
-def _engines(module: str) -> Rewrite:
-    given = "ie_cfg" if module.endswith("main_base") else "cfg.generator.inference_engine"
+_CREATES_ENGINES = (
+    "skyrl.train.entrypoints.main_base:create_ray_wrapped_inference_engines_from_config",
+    "skyrl.backends.skyrl_train_backend:create_ray_wrapped_inference_engines_from_config",
+)
+
+
+def _engines(target: str) -> Rewrite:
+    given = "ie_cfg" if "main_base" in target else "cfg.generator.inference_engine"
     return Rewrite(
-        target=f"{module}:create_ray_wrapped_inference_engines_from_config",
+        target=target,
         pattern=f"{given}.engine_init_kwargs",
         replacement=f"$FOR_ENGINES({given}.engine_init_kwargs, cfg)",
         alongside=("create_ray_wrapped_inference_engines(**engine_kwargs)",),
@@ -77,7 +94,7 @@ def _engines(module: str) -> Rewrite:
 
 
 PATCH = Patch(
-    name="skyrl-rollout-temperature",
+    name=_NAME,
     summary="log-probabilities of rollouts are at the sampling temperature",
     harm="wrong gradient",
     affects_rollouts=True,
@@ -110,11 +127,7 @@ training computes.""",
     variants=(
         Variant(
             Guard("skyrl", ">=0.1.0,<0.3.0"),
-            (
-                _SERVERS,
-                _engines("skyrl.train.entrypoints.main_base"),
-                _engines("skyrl.backends.skyrl_train_backend"),
-            ),
+            (_SERVERS, *map(_engines, _CREATES_ENGINES)),
             independent=True,
         ),
         Variant(Guard("skyrl", ">=0.3.0,<=0.4.0"), (_SERVERS,)),
@@ -126,4 +139,8 @@ temperature T) / p(token; temperature 1): with T below 1 far above 1 for likely 
 clipping and masks of off_policy_correction acted on these ratios. With the patch ratios are near 1 where the weights
 are the same. A run with such a correction trains with other weights of its tokens from then on; review bounds that were
 tuned to the old ratios. Training can continue from existing checkpoints.""",
+    conditions=tuple(
+        Condition(target, f"{__package__}._conditions:at_another_temperature")
+        for target in (_BUILDS_ARGUMENTS, *_CREATES_ENGINES)
+    ),
 )

@@ -6,7 +6,8 @@ import queue
 import sys
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+import rlhf_patches
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 from .. import _released
 
@@ -35,7 +36,9 @@ def at_most(worker: Any, count: int) -> list[tuple[int, list[Any]]]:
         try:
             taken.append(worker.output_queue.get_nowait())
         except queue.Empty:
-            break
+            return taken
+    # As released, a step takes all of the queue and drops what it does not need; this call is the step's last.
+    rlhf_patches.decided(_NAME, not worker.output_queue.empty())
     return taken
 
 
@@ -151,4 +154,5 @@ the patch, an epoch has more steps, each step starts sooner, and it trains on gr
 far more groups are sampled at once than a step takes (`--sglang-server-concurrency` times the engines, relative to
 `--rollout-batch-size`), the groups are as many steps old as the queue holds batches. Lower
 `--sglang-server-concurrency` if that is too many. Training can continue from checkpoints.""",
+    conditions=(Condition(f"{_MODULE}:{_STEP}"),),
 )

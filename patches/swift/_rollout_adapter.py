@@ -6,6 +6,10 @@ import inspect
 import sys
 from typing import Any
 
+import rlhf_patches
+
+_NAME = "swift-async-rollout-lora"
+
 
 async def current_adapter(engine: Any, adapter_request: Any) -> Any:
     """The adapter that the trainer has loaded into GRPO's engine, as ``GRPOVllmEngine.infer`` requests it.
@@ -17,16 +21,19 @@ async def current_adapter(engine: Any, adapter_request: Any) -> Any:
     Returns:
         ``adapter_request``, or a ``LoRARequest`` if it is None, the engine is GRPO's, and an adapter is loaded.
     """
-    if adapter_request or not engine.enable_lora:
-        return adapter_request
     module = _rollout_engines_module(engine)
+    if adapter_request or not engine.enable_lora or module is None:
+        rlhf_patches.decided(_NAME, False)
+        return adapter_request
     list_loras = getattr(engine.engine, "list_loras", None)  # vLLM's first asynchronous engine does not have it
-    if module is None or list_loras is None:
+    if list_loras is None:
         return adapter_request
     loaded = list_loras()
     if inspect.isawaitable(loaded):
         loaded = await loaded  # waits: for the engine that the request itself goes to
-    return _request(module, sorted(loaded))
+    current = _request(module, sorted(loaded))
+    rlhf_patches.decided(_NAME, current is not None)
+    return current
 
 
 def _rollout_engines_module(engine: Any) -> Any:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _TASKS = "tasks = [self.infer_async(infer_request, request_config, **kwargs) for infer_request in infer_requests]"
+_BEFORE_4, _SINCE_4 = "swift.llm.infer.infer_engine", "swift.infer_engine"
 _USES = {"CURRENT_ADAPTER": f"{__package__}._rollout_adapter:current_adapter"}
+
+
+def _functions(package: str) -> tuple[str, str, str]:
+    """GRPO's engine, and the functions that sample for one request and for a batch."""
+    engine = f"{package}.grpo_vllm_engine:GRPOVllmEngine"
+    return engine, f"{package}.vllm_engine:VllmEngine.infer_async", f"{engine}.async_infer"
 
 
 def _with_the_adapter(versions: str, package: str) -> Variant:
     """The variant of releases whose engines are in ``package``."""
-    engine = f"{package}.grpo_vllm_engine:GRPOVllmEngine"
+    engine, of_one, of_batch = _functions(package)
     return Variant(
         Guard("ms-swift", versions),
         (
             Rewrite(
-                target=f"{package}.vllm_engine:VllmEngine.infer_async",
+                target=of_one,
                 pattern="self.set_default_max_tokens(request_config, inputs)",
                 replacement=(
                     "self.set_default_max_tokens(request_config, inputs); "
@@ -26,7 +33,7 @@ def _with_the_adapter(versions: str, package: str) -> Variant:
             ),
             # One query for all requests of a batch.
             Rewrite(
-                target=f"{engine}.async_infer",
+                target=of_batch,
                 pattern=_TASKS,
                 replacement=(
                     f"kwargs['adapter_request'] = await $CURRENT_ADAPTER(self, kwargs.get('adapter_request')); {_TASKS}"
@@ -70,8 +77,9 @@ trained without the patch.""",
         "https://github.com/modelscope/ms-swift/pull/9856",
     ),
     variants=(
-        _with_the_adapter(">=3.10.0,<4.0.0", "swift.llm.infer.infer_engine"),
-        _with_the_adapter(">=4.0.0,<4.5.0", "swift.infer_engine"),
+        _with_the_adapter(">=3.10.0,<4.0.0", _BEFORE_4),
+        _with_the_adapter(">=4.0.0,<4.5.0", _SINCE_4),
     ),
     obsolete_when="when the oldest ms-swift in use is 4.5.0",
+    conditions=tuple(Condition(target) for package in (_BEFORE_4, _SINCE_4) for target in _functions(package)[1:]),
 )

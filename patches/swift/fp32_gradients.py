@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
+
+_TARGET = "swift.megatron.utils.megatron_lm_utils:wrap_model"
 
 PATCH = Patch(
     name="swift-fp32-gradients",
@@ -45,7 +47,7 @@ either can load.""",
             Guard("ms-swift", ">=4.0.0,<4.3.2"),
             (
                 Rewrite(
-                    target="swift.megatron.utils.megatron_lm_utils:wrap_model",
+                    target=_TARGET,
                     pattern="DistributedDataParallelConfig(**kwargs)",
                     alongside=("kwargs[f.name] = getattr(args, f.name)",),
                     unless=("kwargs['grad_reduce_in_fp32'] = $FLAG",),
@@ -59,4 +61,5 @@ either can load.""",
         ),
     ),
     obsolete_when="when the oldest ms-swift in use is 4.3.2",
+    conditions=(Condition(_TARGET, f"{__package__}._conditions:reduces_in_half"),),
 )

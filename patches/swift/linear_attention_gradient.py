@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+import rlhf_patches
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 from .. import _hooks, _released
 
@@ -19,6 +20,7 @@ def gathered(layer: Any, gather: Any, states: Any) -> Any:
     module = sys.modules.get(_released.written_in(getattr(type(layer), "forward", None)))
     if _stays(layer, gather, getattr(module, "scatter_to_sequence_parallel_region", gather)):
         return gather(states)
+    rlhf_patches.decided(_NAME, True)
     return gather(states, tensor_parallel_output_grad=False)
 
 
@@ -26,6 +28,8 @@ def scaled_back(layer: Any, tensor: Any, factor: float, *mappings: Any) -> Any:
     """The tensor itself; backward multiplies its gradient by a factor, unless a user's code may do so."""
     if tensor.requires_grad and not _stays(layer, *mappings) and not _added_up(layer):
         tensor.register_hook(lambda gradient: gradient * factor)  # writes: a tensor that the layer has just created
+        if factor > 1:  # the output; the hidden states may need no gradient
+            rlhf_patches.decided(_NAME, True)
     return tensor
 
 
@@ -159,4 +163,7 @@ code.""",
         ),
     ),
     obsolete_when="when the oldest ms-swift in use is 4.1",
+    conditions=tuple(
+        Condition(target, f"{__package__}._conditions:computes_whole_sequences") for target in (_V3, *_V4)
+    ),
 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+import rlhf_patches
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
+_NAME = "transformer-engine-cross-entropy-backward"
 _BACKWARD = "transformer_engine.pytorch.triton.cross_entropy:cross_entropy_backward"
 _USES = {"SCALE": f"{__name__}:scale"}
 
@@ -21,6 +23,9 @@ def scale(gradient: Any, grad_output: Any, kernel: Any = None) -> None:
         grad_output: the losses' gradient, float32: ``[B, S]`` or ``[S, B]`` like ``gradient``, or one element.
         kernel: the kernel that has computed the gradient; None for a kernel that divides only for a mean.
     """
+    occurs = _occurs(grad_output, kernel)
+    if occurs is not None:
+        rlhf_patches.decided(_NAME, occurs)
     if grad_output.numel() != 1:  # or 0: a micro-batch without tokens
         factor = grad_output.reshape(*gradient.shape[:-1], 1)
         if kernel is not None and "reduce_loss" not in kernel.arg_names:
@@ -33,8 +38,20 @@ def scale(gradient: Any, grad_output: Any, kernel: Any = None) -> None:
     gradient.data.mul_(factor)  # writes: as the kernel does
 
 
+def _occurs(grad_output: Any, kernel: Any) -> bool | None:
+    """Whether the released code has a wrong gradient, from shapes and strides; None where values would decide."""
+    if grad_output.numel() <= 1:
+        return False
+    if kernel is None:  # 2.8.0 and later read one number per token, as if it were contiguous
+        return not grad_output.is_contiguous()
+    if "reduce_loss" not in kernel.arg_names:
+        return True
+    # 2.5.0 to 2.7.0 take the first number for all tokens, which is right for an expanded one.
+    return None if any(grad_output.stride()) else False
+
+
 PATCH = Patch(
-    name="transformer-engine-cross-entropy-backward",
+    name=_NAME,
     summary="the fused cross-entropy gives each token the gradient of its own loss",
     harm="wrong gradient",
     bug="the fused cross-entropy gives every token the gradient of the first token's loss",
@@ -108,4 +125,5 @@ gradients, and choose the learning rate and the clipping again.""",
         ),
     ),
     obsolete_when="when the oldest TransformerEngine in use is 2.11.0",
+    conditions=(Condition(_BACKWARD),),
 )

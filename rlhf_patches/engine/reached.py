@@ -91,10 +91,7 @@ def _counting(count: Callable[[], int], asks: bool) -> Callable[[], int]:
     if asks:
 
         def entered() -> int:
-            guards = sys.modules.get("torch._guards")
-            if guards is not None and guards.TracingContext.try_get() is not None:
-                return False  # torch.compile calls constant functions while it traces
-            return count()
+            return count() if not _is_traced() else False
     else:
 
         def entered() -> int:
@@ -104,6 +101,12 @@ def _counting(count: Callable[[], int], asks: bool) -> Callable[[], int]:
     # The attribute that `torch.compiler.assume_constant_result` sets, without importing torch.
     entered._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return entered
+
+
+def _is_traced() -> bool:
+    """Whether torch.compile traces here, which calls constant functions."""
+    guards = sys.modules.get("torch._guards")
+    return guards is not None and guards.TracingContext.try_get() is not None
 
 
 def _value(count: Any) -> int:
@@ -175,14 +178,18 @@ _asked_of: dict[str, _Asked] = {}
 def decided(patch: str, result: bool | float) -> None:
     """Record a repair's decision in a call whose condition returned None: whether the bug occurred, or by how much.
 
-    Call it at most once in a call of the condition's target, and only if the condition returned None there.
+    Call it at most once in a call of the condition's target, and only if the condition returned None there. In code
+    that torch.compile compiles it does nothing.
     """
-    asked = _asked_of.get(patch)
+    asked = _asked_of.get(patch) if not _is_traced() else None
     try:
         if asked is not None:
             asked.note(result)
     except no_signal(Exception) as error:  # the user's logging handler may raise
         logger().debug("the decision of %s could not be recorded: %s", patch, error)
+
+
+decided._dynamo_marked_constant = True  # type: ignore[attr-defined]  # for torch.compile, as above
 
 
 def together(by_target: Mapping[str, Sequence[Reached]]) -> Reached | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+
 import pytest
 import torch
 
-from rlhf_patches import Replace, Rewrite, Status, Wrap, api
+from rlhf_patches import Condition, Replace, Rewrite, Status, Wrap, api
 from rlhf_patches.guards.fingerprints import fingerprint
 
 SOURCE = """\
@@ -177,3 +180,21 @@ def test_a_compiled_function_whose_implementation_asks(framework, engine, monkey
     result, asked = torch.compile(lambda x: plain(x + 1), backend="eager")(x)
     assert torch.equal(result, x + 2)
     assert asked == (True, fingerprint(SOURCE, "plain"))
+
+
+def test_what_a_repair_decides_keeps_compiled_code_whole(framework, engine):
+    """Of compiled code nothing is counted, and no graph breaks."""
+    framework.write("mod", "class Model:\n    def forward(self, x):\n        return x - 1\n")
+    path = framework.path("mod:Model.forward")
+    framework.write("fixes", "import rlhf_patches\n\ndef one(x):\n    rlhf_patches.decided(NAME, True)\n    return 1\n")
+    change = Rewrite(path, "x - 1", "x + $ONE(x)", uses={"ONE": framework.path("fixes:one")})
+    patch = dataclasses.replace(framework.patch(change), conditions=(Condition(path),))
+    made = engine(patch)
+    made.apply()
+    importlib.import_module(framework.path("fixes")).NAME = patch.name
+    function = framework.load().Model().forward
+    assert function(torch.ones(())) == 2
+    compiled = torch.compile(function, fullgraph=True, backend="eager")
+    assert [compiled(torch.ones(())).item() for _ in range(2)] == [2.0, 2.0]
+    reached = made.report()[patch.name].reached
+    assert (reached.held, reached.asked) == (1, 1)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from rlhf_patches.patches.skyrl._conditions import normalised_mean_with_padding
 from tests.harness.forkserver import skyrl_trainer
 
 RULE_COVERAGE = {
@@ -81,6 +84,31 @@ def test_the_gradient_is_that_of_the_formula(report, case):
     assert deviation(report["after"][case], wanted) < ROUNDING
     assert deviation(report["before"][case], wanted) > 1e4 * ROUNDING
     assert report["reverted"][case] == report["before"][case]
+
+
+def test_the_condition(report):
+    """Each batch of this worker has padding."""
+    reached = report["reached"]
+    assert reached["held"] == reached["asked"] == reached["calls"] == len(CASES)
+
+
+@pytest.mark.parametrize(
+    ("advantages", "mask", "on", "expected"),
+    [
+        ([[1.0, -1.0], [2.0, 0.0]], [[1, 1], [1, 0]], True, True),
+        ([[1.0, -1.0], [2.0, 0.0]], [[1, 1], [1, 0]], False, False),
+        ([[1.0, -1.0], [2.0, 0.5]], [[1, 1], [1, 1]], True, False),
+        ([[1.0, -1.0], [0.0, 0.0]], [[1, 1], [1, 0]], True, False),  # with a mean of 0 padding is harmless
+    ],
+)
+def test_padding_that_changes_the_mean(advantages, mask, on, expected):
+    trainer = SimpleNamespace(
+        cfg=SimpleNamespace(trainer=SimpleNamespace(algorithm=SimpleNamespace(advantage_batch_normalize=on)))
+    )
+    data = {"advantages": torch.tensor(advantages), "response_mask": torch.tensor(mask)}
+    assert normalised_mean_with_padding(trainer, data) is expected
+    on_a_device = {name: one.to("meta") for name, one in data.items()}
+    assert normalised_mean_with_padding(trainer, on_a_device) is (None if on else False)
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae"])

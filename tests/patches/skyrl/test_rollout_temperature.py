@@ -70,5 +70,14 @@ def test_the_users_own_comes_first(report):
             assert after[name]["kwargs"] == {"logprobs_mode": "raw_logprobs", "max_model_len": 7}
 
 
+def test_the_condition(report):
+    """Known for each server and engine that is changed, not the user's own, and for temperature 1 in training."""
+    functions = 1 + sum(report["after"]["top_p"][name] is not None for name in ENGINES)
+    reached = report["reached"]
+    assert reached["held"] == len(REPAIRED) * functions
+    assert reached["asked"] == reached["held"] + 2 * functions
+    assert reached["calls"] > reached["asked"]
+
+
 def test_an_old_vllm_is_asked_for_nothing(report):
     assert report["before"]["old vLLM"] == report["after"]["old vLLM"]

@@ -70,6 +70,13 @@ def test_every_group_is_trained_on_once(report, case):
 
 
 @with_clone
+def test_the_condition(report):
+    """Not where a step takes all that are finished; unknown with a worker of a user's."""
+    reached = report["reached"]
+    assert 0 < reached["held"] < reached["asked"] < reached["calls"]
+
+
+@with_clone
 def test_those_that_were_finished_first(report):
     trained = report["after"]["steps"]["trained"]
     assert list(itertools.chain(*trained)) == list(range(STEPS * A_STEP))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+import rlhf_patches
 from rlhf_patches.proving import states
 from tests.harness import summed_gradients
 from tests.patches.swift import null_ref_context_ranks
@@ -62,6 +63,19 @@ def step(*, micro_batches: int = 64, **settings: Any) -> dict[str, Any]:
     return {**found, "asked for": bool(args.accumulate_allreduce_grads_in_fp32)}
 
 
+def counted(**settings: Any) -> dict[str, Any]:
+    """With whether the bug occurred: None where that is unknown."""
+    before = reached()
+    found = step(**settings)
+    held, asked = (now - then for now, then in zip(reached(), before, strict=True))
+    return {**found, "occurred": bool(held) if asked else None}
+
+
+def reached() -> list[int]:
+    found = rlhf_patches.report()[NAME].reached
+    return [found.held, found.asked] if found else [0, 0]
+
+
 def main() -> None:
     options = states.parser().parse_args()
     null_ref_context_ranks.load_megatron()
@@ -69,4 +83,4 @@ def main() -> None:
     from megatron.core import parallel_state
 
     parallel_state.initialize_model_parallel()
-    states.report_cases(NAME, lambda cases: {case: step(**CASES[case]) for case in cases}, CASES, options.out)
+    states.report_cases(NAME, lambda cases: {case: counted(**CASES[case]) for case in cases}, CASES, options.out)

@@ -33,6 +33,8 @@ def config(arguments: SimpleNamespace) -> Any:
     from megatron.core.transformer import TransformerConfig
 
     found: Any = TransformerConfig(num_layers=1, hidden_size=HIDDEN, num_attention_heads=2)
+    found.tensor_model_parallel_size = getattr(arguments, "tensor_model_parallel_size", 1)
+    found.sequence_parallel = getattr(arguments, "sequence_parallel", False)
     sizes = {"num_value_heads": 4, "num_key_heads": 2, "key_head_dim": 4, "value_head_dim": 4, "conv_kernel_dim": 3}
     more = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "dtype": torch.float32, "args": arguments}
     for name, value in {**{f"linear_{name}": size for name, size in sizes.items()}, **more}.items():

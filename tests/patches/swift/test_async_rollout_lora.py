@@ -54,6 +54,14 @@ def test_rollouts_are_of_the_adapter_that_was_sent_last(observe, folder):
 
 
 @pytest.mark.parametrize("folder", AFFECTED)
+def test_the_condition(observe, folder):
+    """Two batches after an update, and two turns; unknown of vLLM's first engine alone."""
+    reached = observe(folder)["reached"]
+    assert reached["held"] == 4
+    assert reached["calls"] - reached["asked"] == 1
+
+
+@pytest.mark.parametrize("folder", AFFECTED)
 def test_before_the_first_update_it_is_the_base_model(observe, folder):
     report = observe(folder)
     for state in ("before", "after"):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from rlhf_patches.patches.swift._conditions import reduces_in_half
 from tests.harness import side_by_side, unpacked
 from tests.harness.forkserver import PACKAGES, Level, swift
 
@@ -15,6 +18,7 @@ RULE_COVERAGE = {
     "no side effects": "because it hands one more field to a configuration that ms-swift makes anew",
     "backward compatible": "test_where_float32_is_not_asked_for_nothing_changes",
     "to keep the released behaviour": "test_where_float32_is_not_asked_for_nothing_changes",
+    "known": "test_a_class_of_a_users_is_unknown",
     "no new blocking": "because the same collectives reduce the same buffers, of another type",
 }
 # float32 keeps 24 bits of sums of bfloat16's 8: exact, but for the last additions. Seen: 4e-9.
@@ -66,11 +70,33 @@ def test_few_micro_batches_and_float16_that_asks(reports):
             assert report["after"][case]["off"] <= ROUNDING
 
 
+def test_the_condition(reports):
+    """Unknown with the user's own value under the field's name."""
+    for report in reports:
+        found = {case: one["occurred"] for case, one in report["after"].items()}
+        assert {case for case, occurred in found.items() if occurred} == {
+            *REPAIRED,
+            "few",
+            "float16, float32 asked for",
+        }
+        assert [case for case, occurred in found.items() if occurred is None] == ["under the field's name"]
+
+
+def test_a_class_of_a_users_is_unknown(monkeypatch):
+    """Its default may be float32."""
+    module = ModuleType("swift.megatron.utils.megatron_lm_utils")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    args = SimpleNamespace(bf16=True, fp16=False, accumulate_allreduce_grads_in_fp32=True)
+    for author, expected in {"megatron.core.distributed": True, "mine": None}.items():
+        module.DistributedDataParallelConfig = type("Config", (), {"__module__": author})
+        assert reduces_in_half(args, True) is expected
+
+
 @pytest.mark.parametrize("case", SAME)
 def test_where_float32_is_not_asked_for_nothing_changes(reports, case):
     """Bit for bit."""
     for report in reports:
-        assert report["before"][case] == report["after"][case]
+        assert report["before"][case] | {"occurred": None} == report["after"][case] | {"occurred": None}
 
 
 @pytest.mark.exhaustive

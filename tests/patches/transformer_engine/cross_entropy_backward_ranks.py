@@ -145,6 +145,12 @@ def without_tokens() -> list[int]:
     return list(kernels.cross_entropy_backward(gradient, torch.empty(0, BATCH)).shape)
 
 
+def reached() -> list[int]:
+    """In how many backwards the bug occurred, and in how many that is known."""
+    found = rlhf_patches.report()[PATCH].reached
+    return [found.held, found.asked] if found else [0, 0]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -166,7 +172,11 @@ def main() -> None:
     report["without tokens"] = [without_tokens()]
     rlhf_patches.apply(only=PATCH)
     report["row"] = rlhf_patches.report()[PATCH].to_dict()
-    report["after"] = {name: run(case, group) for name, case in cases.items()}
+    report["after"], report["occurred"] = {}, {}
+    for name, case in cases.items():
+        before = reached()
+        report["after"][name] = run(case, group)
+        report["occurred"][name] = [now - then for now, then in zip(reached(), before, strict=True)]
     report["without tokens"].append(without_tokens())
     if "is_cg_capturable" in inspect.signature(kernels.cross_entropy_backward).parameters:
         report["captured"] = captured() if report["row"]["status"] == "applied" else None

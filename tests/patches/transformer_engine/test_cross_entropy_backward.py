@@ -79,6 +79,18 @@ def test_before_gradients_are_transposed_or_from_beyond_the_tensor(of_release):
     assert report["before"]["megatron"]["gradient"] > 0.1
 
 
+@pytest.mark.parametrize("release", ["2.7", "2.10", *(pytest.param(one, marks=exhaustive) for one in ("2.2", "2.4"))])
+def test_where_strides_tell_the_condition_is_that_of_the_gradients(of_release, release):
+    """2.7 takes the first number for all tokens: only of an expanded one it is known that this is right."""
+    (report,) = of_release(release)
+    wrong = {name for name, found in report["before"].items() if found["gradient"] > FLOAT16} - NOT_REPAIRED
+    known = {name for name, (_, asked) in report["occurred"].items() if asked}
+    assert {name for name, (held, _) in report["occurred"].items() if held} == wrong & known
+    assert known >= {"plain sum", "mean"}
+    multiplied = set(report["before"]) - {"mean alone"}  # a gradient of 1 is not multiplied
+    assert (release == "2.7") == (known != multiplied)
+
+
 @pytest.mark.parametrize("release", ["2.7", "2.10"])
 def test_backward_reads_nothing_on_the_host_and_rounds_once(of_release, release):
     """As CUDA graphs need it; in place, and without a new version of the saved tensor, as the kernel does it."""

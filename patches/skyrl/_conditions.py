@@ -1,0 +1,38 @@
+"""In which calls the bugs of these patches occur (`rlhf_patches.Condition`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def mean_with_padding(data: Any) -> bool | None:
+    """Whether padding changes the mean of a batch's advantages; None for tensors on a device.
+
+    SkyRL normalises in the trainer's process, on the CPU, where values can be read without waiting.
+
+    Args:
+        data: has ``advantages`` and ``response_mask``, ``[batch, tokens]`` each.
+    """
+    advantages, mask = data["advantages"], data["response_mask"]
+    if advantages.device.type != "cpu" or mask.device.type != "cpu":
+        return None
+    if not bool((mask == 0).any()):
+        return False
+    of_responses = (advantages * mask).sum() / mask.sum()
+    return bool((advantages.mean() - of_responses).abs() > 1e-6 * advantages.abs().max())  # beyond rounding
+
+
+def normalised_mean_with_padding(self: Any, data: Any) -> bool | None:
+    """The same of SkyRL's trainer, which normalises only on request."""
+    return mean_with_padding(data) if self.cfg.trainer.algorithm.advantage_batch_normalize else False
+
+
+def at_another_temperature(cfg: Any) -> bool | None:
+    """Whether rollouts' log-probabilities are at another temperature than training; None with other settings."""
+    sampling, algorithm = cfg.generator.sampling_params, cfg.trainer.algorithm
+    temperature = getattr(algorithm, "temperature", None)
+    if temperature is None:
+        temperature = sampling.temperature
+    if temperature in (None, 1):
+        return False
+    return None  # the repair decides
