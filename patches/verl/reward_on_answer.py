@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _MODULE = "verl.trainer.ppo.core_algos"
 _MOVED = f"{__package__}._rewards:on_tokens_that_count"
@@ -31,6 +31,10 @@ _GAE = Rewrite(
     uses={"MOVED": _MOVED},
 )
 _REMAX = _returns("compute_remax_outcome_advantage")
+_OF_TOKENS = (
+    _returns("compute_optimal_token_baseline_advantage"),
+    _returns("compute_multi_turn_optimal_token_baseline_advantage", "token_returns"),
+)
 _OTHERS = "grpo|grpo_vectorized|grpo_passk|gdpo|rloo|rloo_vectorized|opo|gpg"
 
 PATCH = Patch(
@@ -81,15 +85,11 @@ from existing checkpoints. Where all rewards are on tokens that count, nothing c
         Variant(Guard("verl", ">=0.5.0,<0.7.1"), (_GAE, _REMAX)),
         Variant(
             Guard("verl", ">=0.7.1,<=0.9.1"),
-            (
-                _GAE,
-                _REMAX,
-                _returns("compute_optimal_token_baseline_advantage"),
-                _returns("compute_multi_turn_optimal_token_baseline_advantage", "token_returns"),
-            ),
+            (_GAE, _REMAX, *_OF_TOKENS),
         ),
     ),
     obsolete_when=(
         "when verl puts the reward on a token that counts, or its estimators count the others' too; 0.9.1 does not"
     ),
+    conditions=tuple(Condition(each.target) for each in (_GAE, _REMAX, *_OF_TOKENS)),
 )

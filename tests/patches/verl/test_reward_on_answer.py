@@ -66,5 +66,14 @@ def test_where_the_bug_is_not_results_have_the_same_bits(report, release):
             assert report["after"][f"{estimator}, {case}"] == report["before"][f"{estimator}, {case}"]
 
 
+def test_it_reports_the_batches_with_a_reward_elsewhere(report, release):
+    """And that no other batch has one; it is unknown where the mask is broadcast, or an estimator raises before."""
+    of_each, types = len(estimators(release)), 50
+    reached = report["reached"]
+    assert reached["held"] == of_each * len(WRONG)
+    assert reached["calls"] == of_each * (len(CASES) + types)
+    assert reached["asked"] == of_each * (len(CASES) + types * 4 // 5)
+
+
 def test_reverted_it_is_verls_again(report):
     assert report["reverted"] == report["before"]
