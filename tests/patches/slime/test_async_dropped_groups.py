@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import rlhf_patches
 from rlhf_patches.patches import _released
 from rlhf_patches.patches.slime import async_dropped_groups
 from rlhf_patches.patches.slime.async_dropped_groups import at_most, has_room
@@ -204,6 +205,17 @@ def test_a_worker_that_filters_is_not_bypassed(report):
     for state in ("before", "after", "reverted"):
         assert all(prompt % 2 for step in report[state]["filtered"] for prompt in step)
         assert report[state]["filtered"]
+
+
+def test_the_condition_is_of_the_groups_that_a_step_leaves(monkeypatch):
+    """Nothing is known of a step that waits for more."""
+    decisions = []
+    monkeypatch.setattr(rlhf_patches, "decided", lambda patch, found: decisions.append(found))
+    worker = slimes_worker()
+    for number in range(5):
+        worker.output_queue.put((number, [f"group {number}"]))
+    assert [len(at_most(worker, count)) for count in (2, 3, 1)] == [2, 3, 0]
+    assert decisions == [True, False]
 
 
 def test_what_a_step_takes():
