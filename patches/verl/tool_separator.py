@@ -7,8 +7,10 @@ from itertools import dropwhile, takewhile
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+import rlhf_patches
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
+_NAME = "verl-tool-separator"
 _BORDERS: WeakKeyDictionary[Any, tuple[Any, tuple[list[int], list[int]]]] = WeakKeyDictionary()
 """By tokenizer or processor: the template, its border, and the start of a turn, which are equal for every sample."""
 
@@ -28,12 +30,13 @@ def following(loop: Any, conversation: Sequence[int], turn: list[int]) -> list[i
     try:
         border, begins = _border(loop)
         separator = border[1:]
-        if separator and conversation[-1] == border[0]:
-            has_it = turn[: len(separator)] == separator != begins[: len(separator)]
-            return turn if has_it else separator + turn
+        has_it = turn[: len(separator)] == separator != begins[: len(separator)]
+        misses_it = bool(separator) and conversation[-1] == border[0] and not has_it
     except Exception:  # a template that cannot be rendered: the turn is as released
-        pass
-    return turn
+        return turn
+    if border:  # otherwise it is unknown
+        rlhf_patches.decided(_NAME, misses_it)
+    return separator + turn if misses_it else turn
 
 
 def _border(loop: Any) -> tuple[list[int], list[int]]:
@@ -103,7 +106,7 @@ def _rendered(method: str) -> Rewrite:
 _TOOLS, _USER = "_handle_processing_tools_state", "_handle_interacting_state"
 
 PATCH = Patch(
-    name="verl-tool-separator",
+    name=_NAME,
     summary="multi-turn rollouts contain the chat template's separator between an answer and the next turn",
     harm="wrong data",
     affects_rollouts=True,
@@ -145,4 +148,5 @@ the patch are slightly off its distribution, as in 0.9.0.""",
         Variant(Guard("verl", ">=0.8.0.dev0,<0.9.0"), (_rendered(_TOOLS),)),
     ),
     obsolete_when="when the oldest verl in use is 0.9.0",
+    conditions=tuple(Condition(f"{_LOOP}.{method}") for method in ("run", _TOOLS, _USER)),  # 0.5.0 has one method
 )

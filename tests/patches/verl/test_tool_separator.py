@@ -120,6 +120,15 @@ def test_what_is_asked_is_untouched(report):
     assert [report[state]["touched"] for state in STATES] == [None] * len(STATES)
 
 
+def test_it_reports_the_turns_without_their_separator(report):
+    """Unknown where the template has several, or cannot be asked."""
+    turns = len(RESULTS)
+    known = ("no separator", "before each turn", "answers end in words")
+    expected = dict.fromkeys(report["after"]["reported"], [0, 0])
+    expected |= dict.fromkeys(known, [turns, 0]) | dict.fromkeys(SEPARATED, [turns, turns])
+    assert report["after"]["reported"] == expected
+
+
 @pytest.mark.parametrize("fixed", ["0.9.1", pytest.param("0.9.0", marks=pytest.mark.exhaustive)])
 def test_a_release_that_has_it_repaired_makes_the_same_tokens(report, run_ranks, fixed):
     beside = None if fixed == "0.9.1" else unpacked.folders(f"verl=={fixed}")

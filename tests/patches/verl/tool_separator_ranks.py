@@ -14,6 +14,7 @@ from itertools import compress
 from typing import Any, ClassVar
 from unittest import mock
 
+import rlhf_patches
 from rlhf_patches.patches.verl import tool_separator
 from rlhf_patches.patches.verl.proofs import tool_separator_ranks
 from rlhf_patches.patches.verl.proofs.tool_separator_ranks import CHATML, END, LONG, RESULTS, START, SYSTEM, TURNS, said
@@ -185,9 +186,25 @@ def limits() -> list[list[int]]:
     return [conversation("ChatML", response_length=first + more)["mask"] for more in LIMITS]
 
 
+def reported() -> tuple[int, int]:
+    """For how many turns it is known whether the separator is missing, and how many miss it."""
+    reached = rlhf_patches.report()[tool_separator_ranks.PATCH].reached
+    return (reached.asked, reached.held) if reached else (0, 0)
+
+
+def of_templates() -> dict[str, Any]:
+    """A conversation with each template, and what is reported of it."""
+    found: dict[str, Any] = {"reported": {}}
+    for name in TEMPLATES:
+        asked, held = reported()
+        found[name] = conversation(name)
+        found["reported"][name] = [reported()[0] - asked, reported()[1] - held]
+    return found
+
+
 def observe() -> dict[str, Any]:
     loops: Any = importlib.import_module("verl.experimental.agent_loop.tool_agent_loop")
-    found: dict[str, Any] = {name: conversation(name) for name in TEMPLATES}
+    found = of_templates()
     found["whole"] = {name: tool_separator_ranks.whole(tokenizer(name)) for name in (*SEPARATED, *RIGHT)}
     found["one turn"] = conversation("ChatML", ["5."])
     found["stopped elsewhere"] = conversation("ChatML", stops=STOPPED)
