@@ -81,14 +81,14 @@ class Replay:
     def again(self, call: Call, more: Mapping[str, Any]) -> torch.Tensor:
         """Compute a call's loss again, from the state before the call."""
         more = {name: value for name, value in more.items() if name != "return_outputs"}
-        with self._restored(call):
+        with self.restored(call):
             made = self._loss(self._inner, states.copy_of(call.inputs), **more)
         loss = made[0] if isinstance(made, tuple) else made
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise TypeError(f"compute_loss returns a {type(loss).__name__}, not a scalar tensor")
         return loss.reshape(())
 
-    def _restored(self, call: Call) -> contextlib.AbstractContextManager[Any]:
+    def restored(self, call: Call) -> contextlib.AbstractContextManager[Any]:
         """Restore the state before a call."""
         call.buffers.put_back()
         call.random.put_back()
@@ -98,7 +98,7 @@ class Replay:
     def logits(self, call: Call) -> torch.Tensor:
         """Compute the logits of a call's inputs without labels, from the state before the call."""
         inputs = {name: value for name, value in states.copy_of(call.inputs).items() if name in _OF_MODELS}
-        with torch.no_grad(), self._restored(call):
+        with torch.no_grad(), self.restored(call):
             made: torch.Tensor = self._inner(**inputs).logits
         return made
 

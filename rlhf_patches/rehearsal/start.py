@@ -139,7 +139,8 @@ def _report(trainer: Any, rehearsal: Rehearsal, relations: list[Relation]) -> in
 
 def acted() -> tuple[dict[str, str], list[str]]:
     """Return the patches whose bug occurred in this process, by how much, and those that ran without knowing it."""
-    rows = [row for row in api.report() if row.status is Status.APPLIED and row.changes_numbers is not None]
+    applied = [row for row in api.report() if row.status is Status.APPLIED]
+    rows = [row for row in applied if row.changes_numbers is not None or row.harm.startswith("wrong")]
     reached = {row.name: row.reached for row in rows if row.reached is not None and row.reached.calls}
     met = {name: each.by_how_much for name, each in reached.items() if each.held}
     return met, [name for name, each in reached.items() if name not in met and (each.asked or 0) < each.calls]

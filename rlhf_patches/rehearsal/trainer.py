@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from . import formula, labels, parameters, pieces, ranks, sharding, states, window
+from . import adapters, evaluation, formula, fused, labels, parameters, pieces, ranks, sharding, states, window
 from .relation import Relation, Verdict, micro_batches, not_checked
 from .replay import Call, Kept, Replay, Step
 
@@ -159,6 +159,9 @@ class Rehearsal:
         else:
             relations += self._of_the_window()
             relations.append(parameters.optimizers(self._trainer.optimizer, self._where.named))
+            whole, merges = type(self._where) is sharding.Whole, bool(getattr(self._trainer.args, "use_vllm", False))
+            of_adapters = adapters.relation(self._inner, sharded=not whole, merges=merges)
+            relations += [of_adapters] if of_adapters is not None else []
         calls = self._steps[0].calls
         tokenizer = getattr(self._trainer, "processing_class", None)
         self.trained_on = labels.read(calls[0].inputs if calls else self._steps[0].inputs, tokenizer)
@@ -196,6 +199,8 @@ class Rehearsal:
             relations.append(slope if isinstance(slope, Relation) else not_checked(SLOPE, slope.problem))
             relations.append(self._one_by_one(calls[0]))
             relations.append(self._by_formula(calls[0]))
+            relations += [self._by_plain_loss(calls[0])] if fused.used(self._trainer) else []
+            relations += [self._evaluated(calls[0])] if evaluation.planned(self._trainer) else []
             return [*relations, seen.relation()]
         finally:
             end.put_back()
@@ -297,12 +302,15 @@ class Rehearsal:
         return self._judged(COPIES, firsts, made, laws)
 
     def _no_second_window(self) -> str:
+        return self._generates() or self._counted_elsewhere()
+
+    def _generates(self) -> str:
         import transformers
 
         trainer, base = type(self._trainer), transformers.Trainer
         if trainer._prepare_inputs is not base._prepare_inputs:
             return f"{trainer.__name__} generates its inputs (rollouts)"
-        return self._counted_elsewhere()
+        return ""
 
     def _counted_elsewhere(self) -> str:
         """Return which component would count the replayed micro-batches; empty if none would."""
@@ -369,6 +377,47 @@ class Rehearsal:
             return not_checked(formula.NAME, why)
         both_of = [each.used.tolist() for each in of_ranks]
         return _first_that_deviates([formula.judge(loss, expected, self._noise) for loss, expected in both_of])
+
+    # -- other code for the same loss
+
+    def _by_plain_loss(self, call: Call) -> Relation:
+        """Compare the gradient of a fused loss with that of the plain loss, without dropout."""
+        if why := fused.unknown(self._trainer):
+            return not_checked(fused.NAME, why)
+
+        def both() -> ranks.Mine:
+            with pieces.without_dropout(self._inner):
+                by_kernel = self._replay.sketch(self._replay.own(call))
+                with fused.without(self._trainer):
+                    plain = self._replay.sketch(self._replay.own(call))
+            return ranks.Mine(used=by_kernel, own=plain)
+
+        of_ranks = ranks.gathered(self._attempt(both))
+        if why := ranks.problem(of_ranks):
+            return not_checked(fused.NAME, why)
+        return _first_that_deviates([fused.judge(each.used, each.own, self._noise) for each in of_ranks])
+
+    def _evaluated(self, call: Call) -> Relation:
+        """Compare the loss that evaluation reports for the first micro-batch with the micro-batch's own loss."""
+        if why := self._generates():
+            return not_checked(evaluation.NAME, why)
+
+        def both() -> ranks.Mine:
+            with evaluation.mode(self._inner):
+                own = float(self._replay.alone(call).detach().double())
+                self._where.after_forward()
+                with self._replay.restored(call):
+                    found = evaluation.loss(self._trainer, self._inner, states.copy_of(call.inputs))
+                self._where.after_forward()
+            if found is None:
+                return ranks.Mine(problem="prediction_step returns no loss")
+            return ranks.Mine(used=torch.tensor([found, own], dtype=torch.float64))
+
+        of_ranks = ranks.gathered(self._attempt(both))
+        if why := ranks.problem(of_ranks):
+            return not_checked(evaluation.NAME, why)
+        both_of = [each.used.tolist() for each in of_ranks]
+        return _first_that_deviates([evaluation.judge(found, own, self._noise) for found, own in both_of])
 
     # -- the directional derivative
 

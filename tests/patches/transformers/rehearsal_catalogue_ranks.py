@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from peft import LoraConfig, get_peft_model
 
 from hunt import trl_trainer
 from hunt.trainers import trl_rollouts
@@ -29,6 +31,48 @@ class NearItsBase(transformers.Trainer):
             base = model(**inputs).logits
         penalty = (model(**inputs).logits - base).square().mean()
         return loss + 0.1 * penalty / self.current_gradient_accumulation_steps
+
+
+class Sided(transformers.LlamaForCausalLM):
+    """Has a layer that a micro-batch may leave out."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.rare = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def forward(self, input_ids: Any, attention_mask: Any, labels: Any, whole: bool = True, **named: Any) -> Any:
+        made = super().forward(input_ids, attention_mask, output_hidden_states=True, **named)
+        logits = made.logits + self.rare(made.hidden_states[-1]) if whole else made.logits
+        made.loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
+        return made
+
+
+class OftenInPart(transformers.Trainer):
+    """Uses that layer in some micro-batches of each window, the same ones on each rank."""
+
+    whole: tuple[int, ...] = ()
+    begun = 0
+
+    def training_step(self, model: Any, inputs: Any, *given: Any) -> Any:
+        self.begun += 1
+        inputs["whole"] = (self.begun - 1) % self.args.gradient_accumulation_steps in self.whole
+        return super().training_step(model, inputs, *given)
+
+
+def rare(*whole: int, **settings: Any) -> Callable[[Use], None]:
+    """A layer that only these micro-batches of four use."""
+
+    def build(use: Use) -> None:
+        def sided(trainer: Any) -> None:
+            torch.manual_seed(1)
+            trainer.model = trainer.model_wrapped = Sided(trainer.model.config)
+            trainer.__class__ = OftenInPart  # accelerate prepares one trainer of DeepSpeed's in a process
+            trainer.whole, trainer.model_accepts_loss_kwargs = whole, False
+            use(trainer)
+
+        runs.build("transformers/llama", sided, micro_batch=1, accumulation=4, ranks=2, **settings)
+
+    return build
 
 
 def with_a_frozen_half(use: Use) -> None:
@@ -82,6 +126,152 @@ def mixed_precision(use: Use) -> None:
         del os.environ["ACCELERATE_MIXED_PRECISION"]
 
 
+def flattened(use: Use) -> None:
+    """SFT of an older TRL on flattened rows, with transformers' own code for FlashAttention."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    from rlhf_patches.patches.trl.proofs import small
+    from tests.patches.trl import sft_first_label_ranks as attention
+
+    attention.modeling_flash_attention_utils._lazy_imports = attention.kernels
+    model = small.model()
+    model.config._attn_implementation = "flash_attention_2"
+    settings = {"max_length": 64, "per_device_train_batch_size": 4, "max_steps": 1, "padding_free": True}
+    use(
+        SFTTrainer(
+            model,
+            args=SFTConfig(output_dir=states.folder(), **{**small.STEPS, **settings}),
+            train_dataset=Dataset.from_dict({"input_ids": attention.DOCUMENTS}),
+            processing_class=small.tokenizer(),
+        )
+    )
+
+
+def with_adapters(*names: str, frozen: bool = False, merges: bool = False) -> Callable[[Use], None]:
+    """A policy's adapter and others; frozen ones are loaded, and then a head is trained besides.
+
+    One that is merged for each rollout, as GRPO with vLLM does it, is in bfloat16.
+    """
+
+    def build(use: Use) -> None:
+        def added(trainer: Any) -> None:
+            first, *others = names
+            config = LoraConfig(r=2, target_modules=["q_proj"])
+            torch.manual_seed(1)
+            model = get_peft_model(transformers.LlamaForCausalLM(trainer.model.config), config, adapter_name=first)
+            for other in others:
+                beside = LoraConfig(r=2, target_modules=["q_proj"], inference_mode=frozen)
+                if frozen:
+                    folder = states.folder()
+                    get_peft_model(transformers.LlamaForCausalLM(trainer.model.config), beside).save_pretrained(folder)
+                    model.load_adapter(folder, adapter_name=other)
+                else:
+                    model.add_adapter(other, beside)
+            model.get_base_model().lm_head.requires_grad_(frozen)
+            trainer.args.use_vllm = merges
+            use(
+                transformers.Trainer(
+                    model.to(torch.bfloat16 if merges else torch.float32),
+                    trainer.args,
+                    train_dataset=trainer.train_dataset,
+                    data_collator=trainer.data_collator,
+                )
+            )
+
+        runs.build("transformers/llama", added)
+
+    return build
+
+
+def in_one_layer(use: Use) -> None:
+    """An adapter of a mixture of transformers 4, whose experts are modules."""
+    from rlhf_patches.patches.peft.proofs import layers_to_transform_ranks as experts
+
+    def adapted(trainer: Any) -> None:
+        torch.manual_seed(1)
+        _, settings = experts.CASES["one layer"]
+        base = transformers.MixtralForCausalLM(
+            transformers.MixtralConfig(**{**trainer.model.config.to_dict(), **SIZES, "num_local_experts": 2})
+        )
+        model = get_peft_model(base, LoraConfig(r=1, **settings))
+        use(
+            transformers.Trainer(
+                model, trainer.args, train_dataset=trainer.train_dataset, data_collator=trainer.data_collator
+            )
+        )
+
+    runs.build("transformers/llama", adapted)
+
+
+SIZES = {"num_hidden_layers": 3, "num_key_value_heads": 2}
+
+
+def with_liger(case: str) -> Callable[[Use], None]:
+    """A preference trainer with Liger's loss and not its kernels, which would be interpreted."""
+
+    def build(use: Use) -> None:
+        torch._dynamo.config.disable = True  # Liger compiles its loss, for which there are minutes of C++ here
+        from tests.patches.trl import dpo_liger_settings_ranks as dpo
+        from tests.patches.trl import kto_liger_reference_ranks as kto
+
+        if case == "KTO":
+            use(kto.trainer(Path(states.folder())))
+            return
+        from datasets import Dataset
+        from trl import DPOConfig, DPOTrainer
+
+        from rlhf_patches.patches.trl.proofs import small
+
+        settings = {"per_device_train_batch_size": 2, "use_liger_kernel": True, "liger_kernel_config": dpo.LOSS_ALONE}
+        settings |= {**small.STEPS, **dpo.CASES[case], "gradient_accumulation_steps": 2}
+        policy, reference = small.model(), small.model()
+        with torch.no_grad():
+            for parameter in reference.parameters():
+                parameter.mul_(1.3)
+        use(
+            DPOTrainer(
+                policy,
+                reference,
+                args=DPOConfig(output_dir=states.folder(), beta=dpo.BETA, **settings),
+                train_dataset=Dataset.from_dict(dpo.PAIRS),
+                processing_class=small.tokenizer(),
+            )
+        )
+
+    return build
+
+
+def with_tools(use: Use) -> None:
+    """GRPO with Liger's loss, and completions of which some tokens are a tool's."""
+    torch._dynamo.config.disable = True
+    from rlhf_patches.patches.trl.proofs import small
+    from tests.patches.trl import grpo_liger_tools_ranks as grpo
+
+    grpo.without_optional_packages()
+    trainer = small.rollouts(
+        "GRPO",
+        Path(states.folder()),
+        [lambda completions, **_: [float(at) for at, _ in enumerate(completions)]],
+        liger_kernel_config=grpo.LOSS_ALONE,
+        generation_kwargs={"min_new_tokens": 4},
+        use_liger_kernel=True,
+        loss_type="grpo",
+        ddp_backend=None,
+    )
+    trainer.liger_grpo_loss.compiled = False
+    generate, tools = trainer._generate_and_score_completions, trainer.tools
+
+    def with_a_tool_s(*given: Any) -> Any:
+        trainer.tools = tools
+        made = generate(*given)
+        trainer.tools = [len]  # this release asks for these, and not for the mask
+        return {**made, "tool_mask": grpo.tool_mask(made["completion_mask"])}
+
+    trainer._generate_and_score_completions = with_a_tool_s
+    use(trainer)
+
+
 def of_the_hunt(name: str, **settings: Any) -> Callable[[Use], None]:
     return lambda use: runs.build(name, use, **settings)
 
@@ -96,6 +286,18 @@ CASES: dict[str, Callable[[Use], None]] = {
     "offloaded": of_the_hunt(
         "transformers/llama", sharding="zero2", deepspeed=OFFLOADED, micro_batch=1, accumulation=4, ranks=2
     ),
+    "rare, partitioned": rare(0, 1, 2, sharding="zero3", deepspeed=OFFLOADED),
+    "flattened": flattened,
+    "a frozen reference": with_adapters("policy", "reference", frozen=True),
+    "two names": with_adapters("policy", "policy_ref"),
+    "merged": with_adapters("policy", merges=True),
+    "one layer": in_one_layer,
+    "robust": with_liger("robust"),
+    "sigmoid": with_liger("sigmoid"),
+    "KTO": with_liger("KTO"),
+    "tools": with_tools,
+    "evaluated": of_the_hunt("transformers/llama", evaluated=4, accumulation=1, ranks=2),
+    "evaluated, T5": of_the_hunt("transformers/t5", evaluated=4, accumulation=1, ranks=2),
     "smoothed and compiled": of_the_hunt("transformers/smoothed", compiled=True),
     "mixed precision": mixed_precision,
     "a frozen half": with_a_frozen_half,

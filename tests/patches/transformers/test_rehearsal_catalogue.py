@@ -5,16 +5,34 @@ Others are in test_rehearsal.py, and trl-dpo-second-eos in trl_before_1; docs/re
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import pytest
 
-from tests.harness.forkserver import TRL, beside
+from tests.harness import side_by_side, unpacked
+from tests.harness.forkserver import TORCH, TRL, Level, Levels, beside
 from tests.patches.transformers import rehearsal_catalogue_ranks as runs
 
 WORKER = runs.__name__
-FORMULA = "reference loss"
-WINDOW, TRAINED = "micro-batch weights", "trainable parameters"
+FORMULA, EVALUATION, FUSED = "reference loss", "evaluation loss", "fused loss"
+WINDOW, TRAINED, ADAPTERS = "micro-batch weights", "trainable parameters", "adapters"
+DOCUMENTS = "per-document gradients"
+
+
+def folders(*releases: str) -> str:
+    """Folders of releases: unpacked wheels, or those of side-by-side."""
+    return os.pathsep.join(
+        unpacked.folders(each) if "==" in each else str(side_by_side.folder(each)) for each in releases
+    )
+
+
+FLATTENED = (*TORCH, Level("tests.harness.loading:transformers_alone", folders("trl==0.23.0", "transformers-4.57")))
+LIGER = Level("tests.harness.loading:torch_and_interpreter", folders("liger-0.8"))
+LOADED = "tests.harness.loading:trl_kto_with_liger"
+PREFERENCES = (LIGER, Level(LOADED, folders("trl==1.12.0")))
+TOOLS = (LIGER, Level(LOADED, folders("trl==0.28.0", "trl-1.5")))
+MIXTURE = beside("peft-0.18", "peft", "transformers-4.57")
 
 
 @dataclass(frozen=True)
@@ -26,6 +44,7 @@ class Case:
     said: str
     relation: str = WINDOW
     release: str | None = None
+    levels: Levels | None = None
     ranks: int = 1
     verdict: str = "deviates"
 
@@ -39,6 +58,11 @@ CASES = (
     ),
     Case("trl-online-dpo-accumulation", "online", "4.000 x the mean over micro-batches"),
     Case("peft-disable-adapter-restore", "a frozen half", "that were frozen require a gradient after", TRAINED),
+    Case("peft-adapter-freeze", "a frozen reference", "adapter policy was made for training", ADAPTERS, "peft-0.18"),
+    Case("peft-save-adapter-prefix", "two names", "2 of 4 saved tensors of policy", ADAPTERS, "peft-0.18"),
+    Case("peft-lora-merge-drift", "merged", "each merge and its reverse change", ADAPTERS, "peft-0.18"),
+    Case("transformers-eval-loss", "evaluated", "evaluation reports 4.66", EVALUATION, ranks=2),
+    Case("trl-dpo-liger-settings", "robust", "is not the plain loss", FUSED, levels=PREFERENCES),
 )
 MORE = (
     Case("trl-grpo-truncated-count", "truncated", "0.759 x the mean over the generation's tokens", release="trl-1.5"),
@@ -46,7 +70,21 @@ MORE = (
     Case("transformers-moe-aux-loss", "mixture on two ranks", "the router's loss has weight 2.000", ranks=2),
     Case("transformers-smoothed-labels", "smoothed and compiled", "the cross entropy of the logits", FORMULA),
     Case("deepspeed-offload-accumulation", "offloaded", "4 of 8 micro-batches", release="deepspeed-0.18.2", ranks=2),
-    Case("accelerate-fsdp2-upcast", "mixed precision", "12 are in bfloat16", TRAINED, "accelerate-1.13", 2, "note"),
+    Case(
+        "accelerate-fsdp2-upcast",
+        "mixed precision",
+        "12 are in bfloat16",
+        TRAINED,
+        "accelerate-1.13",
+        ranks=2,
+        verdict="note",
+    ),
+    Case("transformers-eval-loss", "evaluated, T5", "evaluation reports 7.03", EVALUATION, ranks=2),
+    Case("deepspeed-zero3-rare-parameters", "rare, partitioned", "of the gradient comes from no micro-batch", ranks=2),
+    Case("peft-layers-to-transform", "one layer", "6 of 9 adapted modules", ADAPTERS, levels=MIXTURE),
+    Case("trl-grpo-liger-tools", "tools", "is not the plain loss", FUSED, levels=TOOLS),
+    Case("trl-kto-liger-reference", "KTO", "is not the plain loss", FUSED, levels=PREFERENCES),
+    Case("trl-sft-first-label", "flattened", "another document affects a document", DOCUMENTS, levels=FLATTENED),
 )
 
 
@@ -56,7 +94,7 @@ MORE = (
     ids=lambda case: case.name,
 )
 def test_it_is_found_and_repaired(run_ranks, case):
-    levels = beside(case.release, "trl") if case.release else TRL
+    levels = case.levels or (beside(case.release, "trl") if case.release else TRL)
     found = run_ranks(WORKER, case.name, levels=levels, ranks=case.ranks)
     for of_rank in found:
         released, repaired = (of_rank[case.name][patches] for patches in ("off", "on"))
