@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from typing import Any
 
 
@@ -63,3 +65,41 @@ def divides_by_the_longest(self: Any) -> bool | None:
     if not of_default or not queued or self.distillation_enabled:
         return None
     return True if actor.get("policy_loss", {}).get("loss_mode", "vanilla") in _AGGREGATED else None
+
+
+def flattens_to_a_copy(hidden_states: Any) -> bool:
+    """Whether the hidden states of a batch need a gradient, and flatten to a copy, which has none."""
+    if hidden_states.dim() != 3 or not hidden_states.requires_grad or not hidden_states.numel():
+        return False
+    rows, length, _ = hidden_states.shape
+    of_row, of_token, _ = hidden_states.stride()
+    return bool(rows > 1 and length > 1 and of_row != length * of_token)
+
+
+def adds_up_in_16_bits(wrap_config: Any, bridge: Any, provider: Any, override_ddp_config: Any) -> bool | None:
+    """Whether ranks add up gradients of 16 bits on Megatron-Bridge, and nobody has chosen so.
+
+    None on one rank, where the number of micro-batches decides; with Megatron's FSDP or a layer-wise optimizer; where
+    some parameters accumulate in float32; and where the model's type is not known.
+    """
+    if bridge is None or provider is None or not wrap_config.wrap_with_ddp:
+        return False
+    chosen = override_ddp_config or {}
+    if "grad_reduce_in_fp32" in chosen:
+        return False
+    if not provider.bf16 and not provider.fp16:
+        return False if str(getattr(provider, "params_dtype", "torch.float32")) == "torch.float32" else None
+    others = ("use_megatron_fsdp", "use_layer_wise_distributed_optimizer")
+    if chosen.get("param_name_patterns_for_fp32_local_accumulation") or any(getattr(wrap_config, o, 0) for o in others):
+        return None
+    ranks = sys.modules["megatron.core.parallel_state"].get_data_parallel_world_size(with_context_parallel=True)
+    return True if ranks > 1 else None
+
+
+def has_singletons(index: Any) -> bool | None:
+    """Whether a response is alone in its group; None for labels that are not NumPy's, or neither strings nor integers."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None or not isinstance(index, numpy.ndarray):
+        return None
+    labels = index.tolist()
+    return 1 in Counter(labels).values() if all(isinstance(label, (str, int)) for label in labels) else None

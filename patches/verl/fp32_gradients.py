@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _FUNCTION = "verl.utils.megatron_utils:make_megatron_module"
 # The user's override_ddp_config takes precedence. megatron-core rejects the flag together with these patterns, which
@@ -62,4 +62,5 @@ not resume from a checkpoint without it ("Missing key in checkpoint state_dict")
         Variant(Guard("verl", ">=0.9.0,<0.9.1"), (_BUILT, _BY_BRIDGE)),
     ),
     obsolete_when="when the oldest verl in use is 0.9.1",
+    conditions=(Condition(_FUNCTION, f"{__package__}._conditions:adds_up_in_16_bits"),),
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
+
+_TARGET = "verl.utils.experimental.torch_functional:FusedLinearForPPOFunction.forward"
 
 PATCH = Patch(
     name="verl-fused-logprob-contiguity",
@@ -33,7 +35,7 @@ With the patch the whole model is trained. Restart such a run from the beginning
             Guard("verl", ">=0.4.0,<0.9.0"),
             (
                 Rewrite(
-                    target="verl.utils.experimental.torch_functional:FusedLinearForPPOFunction.forward",
+                    target=_TARGET,
                     pattern="hidden_states = hidden_states.flatten(0, 1)",
                     # A view already requires a gradient where its base does.
                     replacement=(
@@ -45,4 +47,5 @@ With the patch the whole model is trained. Restart such a run from the beginning
         ),
     ),
     obsolete_when="when the oldest verl in use is 0.9.0",
+    conditions=(Condition(_TARGET, f"{__package__}._conditions:flattens_to_a_copy"),),
 )

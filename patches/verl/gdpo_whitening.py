@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
+
+_TARGET = "verl.trainer.ppo.core_algos:compute_gdpo_outcome_advantage"
 
 PATCH = Patch(
     name="verl-gdpo-whitening",
@@ -41,7 +43,7 @@ checkpoints; learning rate and clipping of such a run were tuned for the other s
             Guard("verl", ">=0.7.1,<=0.9.1"),
             (
                 Rewrite(
-                    target="verl.trainer.ppo.core_algos:compute_gdpo_outcome_advantage",
+                    target=_TARGET,
                     pattern="verl_F.masked_whiten(new_advantage, response_mask)",
                     replacement="$WHITENED(new_advantage, response_mask)",
                     inside="verl_F.masked_whiten(new_advantage, response_mask) * response_mask",
@@ -52,4 +54,5 @@ checkpoints; learning rate and clipping of such a run were tuned for the other s
         ),
     ),
     obsolete_when="when verl normalises over responses; 0.9.1, the newest, does not",
+    conditions=(Condition(_TARGET),),
 )

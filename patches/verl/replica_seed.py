@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 
 def seed_of(seed: Any, server: Any) -> Any:
@@ -14,16 +14,27 @@ def seed_of(seed: Any, server: Any) -> Any:
         seed: the configuration's seed; None means vLLM's default, 0.
         server: has ``rollout_mode`` and ``replica_rank``.
     """
-    # Within the trainer's ranks vLLM also seeds the ranks' own generators, which have to agree.
-    if getattr(getattr(server, "rollout_mode", None), "name", None) not in ("STANDALONE", "COLOCATED"):
-        return seed
-    return int(seed or 0) + server.replica_rank
+    return int(seed or 0) + server.replica_rank if _is_outside(server) else seed
+
+
+def _is_outside(server: Any) -> bool:
+    """Whether vLLM is outside the trainer's ranks; within them it also seeds their own generators, which have to agree."""
+    return getattr(getattr(server, "rollout_mode", None), "name", None) in ("STANDALONE", "COLOCATED")
+
+
+def has_the_first_ones_seed(self: Any) -> bool | None:
+    """Whether a server is not of the first replica, and has its seed; None within the trainer, or for a user's seed."""
+    users = (self.config.get("engine_kwargs", {}).get("vllm") or {}).get("seed")
+    return bool(self.replica_rank > 0) if _is_outside(self) and users is None else None
+
+
+_MODULE = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 
 
 def _rewrite(server: str) -> Rewrite:
     seed = 'self.config.get("seed", 0)'
     return Rewrite(
-        f"verl.workers.rollout.vllm_rollout.vllm_async_server:{server}.launch_server",
+        f"{_MODULE}:{server}.launch_server",
         seed,
         f"$SEED_OF({seed}, self)",
         unless=(f"self.replica_rank + {seed}",),
@@ -64,4 +75,8 @@ and they depend less on each other. Runs with one replica keep their numbers."""
         Variant(Guard("verl", ">=0.6.1,<0.7.1"), (_rewrite("vLLMHttpServerBase"),)),
     ),
     obsolete_when="when the oldest verl in use is 0.7.1",
+    conditions=tuple(
+        Condition(f"{_MODULE}:{server}.launch_server", f"{__name__}:{has_the_first_ones_seed.__name__}")
+        for server in ("vLLMHttpServer", "vLLMHttpServerBase")
+    ),
 )

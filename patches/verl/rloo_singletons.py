@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
+
+_TARGET = "verl.trainer.ppo.core_algos:compute_rloo_vectorized_outcome_advantage"
 
 PATCH = Patch(
     name="verl-rloo-singletons",
@@ -40,7 +42,7 @@ existing checkpoints.""",
             Guard("verl", ">=0.6.0,<=0.9.1"),
             (
                 Rewrite(
-                    target="verl.trainer.ppo.core_algos:compute_rloo_vectorized_outcome_advantage",
+                    target=_TARGET,
                     pattern="$ADVANTAGE * (c > 1)",
                     replacement="torch.where(c > 1, $ADVANTAGE, scores)",
                     inside="adv = $ADVANTAGE * (c > 1)",
@@ -53,4 +55,5 @@ existing checkpoints.""",
         ),
     ),
     obsolete_when="when verl's two RLOO estimators agree; in 0.9.1, the newest, they do not",
+    conditions=(Condition(_TARGET, f"{__package__}._conditions:has_singletons"),),
 )

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _REPEATED = "det-"
 """The prefix of request ids that are the same in every run; other ids identify no sample."""
@@ -26,6 +26,14 @@ def seed_of(replicas: int, server: Any, request: Any, prompt: Iterable[int]) -> 
     step = getattr(server, "global_steps", None)
     named = f"{replicas}/{step}/{request}/{list(prompt)}"
     return int.from_bytes(hashlib.sha256(named.encode()).digest()[:4], "big") >> 1
+
+
+def shares_its_seed(self: Any, sampling_params: Any, request_id: Any) -> bool | None:
+    """Whether a request gets a seed that its prompt's other samples have; None for one sample, and for other ids."""
+    if not self.config.full_determinism or "seed" in sampling_params or sampling_params.get("temperature") == 0:
+        return False
+    several = self.config.n > 1 and isinstance(request_id, str) and request_id.startswith(_REPEATED)
+    return True if several else None
 
 
 def named(request: str, sample: Mapping[str, Any]) -> str:
@@ -101,4 +109,5 @@ are different, so a run is reproducible with the patch, but does not reproduce i
         Variant(Guard("verl", ">=0.9.1,<=0.9.1"), (_SEED, _ONE_TURN, _TOOLS), independent=True),
     ),
     obsolete_when="when the oldest verl in use contains the fix",
+    conditions=(Condition(_SEED.target, f"{__name__}:{shares_its_seed.__name__}"),),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from types import SimpleNamespace as Has
 
 import pytest
@@ -93,6 +94,25 @@ def dr_grpo(use_v1=True, queued=True, role="actor_rollout", distills=False, loss
     return [Has(config=Settings(actor=settings, root=root), role=role, distillation_enabled=distills)]
 
 
+def hidden(shape, stride, requires_grad=True):
+    """Hidden states of this shape."""
+    sizes = Has(dim=lambda: len(shape), numel=lambda: math.prod(shape), stride=lambda: stride)
+    return [Has(**vars(sizes), shape=shape, requires_grad=requires_grad)]
+
+
+def bridged(wraps=True, provider=Has(bf16=True, fp16=False), use_megatron_fsdp=False, **override):  # noqa: B008
+    """The arguments of verl's make_megatron_module."""
+    return [Has(wrap_with_ddp=wraps, use_megatron_fsdp=use_megatron_fsdp), Has(), provider, override]
+
+
+def replica(rank, mode="STANDALONE", **engine_kwargs):
+    return [Has(config={"engine_kwargs": engine_kwargs}, rollout_mode=Has(name=mode), replica_rank=rank)]
+
+
+def request(request_id="det-0", full_determinism=True, n=8, **sampling_params):
+    return [Has(config=Has(full_determinism=full_determinism, n=n)), sampling_params, request_id]
+
+
 OF_VERL = [
     ("critic_micro_batches", critic(), 4.0),
     ("critic_micro_batches", critic(dp_size=2), 2.0),
@@ -121,6 +141,34 @@ OF_VERL = [
     ("divides_by_the_longest", dr_grpo(role="rollout"), False),
     ("divides_by_the_longest", dr_grpo(loss_agg_mode="token-mean"), False),
     ("divides_by_the_longest", dr_grpo(loss_scale_factor=8), False),
+    ("flattens_to_a_copy", hidden((2, 5, 8), (48, 8, 1)), True),
+    ("flattens_to_a_copy", hidden((6, 2, 8), (8, 48, 1)), True),
+    ("flattens_to_a_copy", hidden((2, 5, 8), (48, 8, 1), requires_grad=False), False),
+    ("flattens_to_a_copy", hidden((2, 6, 8), (48, 8, 1)), False),
+    ("flattens_to_a_copy", hidden((2, 3, 8), (48, 16, 1)), False),
+    ("flattens_to_a_copy", hidden((1, 5, 8), (48, 8, 1)), False),
+    ("flattens_to_a_copy", hidden((6, 1, 8), (48, 8, 1)), False),
+    ("flattens_to_a_copy", hidden((0, 5, 8), (48, 8, 1)), False),
+    ("flattens_to_a_copy", hidden((10, 8), (8, 1)), False),
+    ("adds_up_in_16_bits", bridged(grad_reduce_in_fp32=False), False),
+    ("adds_up_in_16_bits", bridged(wraps=False), False),
+    ("adds_up_in_16_bits", bridged(provider=None), False),
+    ("adds_up_in_16_bits", bridged(provider=Has(bf16=False, fp16=False)), False),
+    ("adds_up_in_16_bits", bridged(provider=Has(bf16=False, fp16=False, params_dtype="torch.bfloat16")), None),
+    ("adds_up_in_16_bits", bridged(param_name_patterns_for_fp32_local_accumulation=("all",)), None),
+    ("adds_up_in_16_bits", bridged(use_megatron_fsdp=True), None),
+    ("has_singletons", [["a", "a"]], None),
+    ("replica_seed:has_the_first_ones_seed", replica(1), True),
+    ("replica_seed:has_the_first_ones_seed", replica(1, "COLOCATED"), True),
+    ("replica_seed:has_the_first_ones_seed", replica(0), False),
+    ("replica_seed:has_the_first_ones_seed", replica(1, "HYBRID"), None),
+    ("replica_seed:has_the_first_ones_seed", replica(1, vllm={"seed": 7}), None),
+    ("rollout_seed:shares_its_seed", request(), True),
+    ("rollout_seed:shares_its_seed", request(n=1), None),
+    ("rollout_seed:shares_its_seed", request("0f"), None),
+    ("rollout_seed:shares_its_seed", request(seed=7), False),
+    ("rollout_seed:shares_its_seed", request(temperature=0), False),
+    ("rollout_seed:shares_its_seed", request(full_determinism=False), False),
 ]
 
 
@@ -349,7 +397,7 @@ OF_VERL = [
         ("trl._conditions:engine_sleeps", [Has(mode="colocate", enable_sleep_mode=True)], True),
         ("trl._conditions:engine_sleeps", [Has(mode="server", enable_sleep_mode=True)], False),
         ("trl._conditions:engine_sleeps", [Has(mode="colocate", enable_sleep_mode=False)], False),
-        *((f"verl._conditions:{name}", arguments, told) for name, arguments, told in OF_VERL),
+        *((f"verl.{where if ':' in where else '_conditions:' + where}", *more) for where, *more in OF_VERL),
     ],
 )
 def test_what_is_told_of_a_call(where, arguments, told):

@@ -64,6 +64,7 @@ def make_server(replica: int = 0, deterministic: bool = True, steps: int | None 
     server.config = Config(
         full_determinism=deterministic,
         seed=42,
+        n=8,
         max_model_len=64,
         prompt_length=32,
         response_length=TOKENS,

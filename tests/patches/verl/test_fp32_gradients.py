@@ -64,6 +64,14 @@ def test_what_is_asked_for_comes_first_and_float32_is_the_same(release_and_repor
             assert report["before"][f"{case}{way}"] == report["after"][f"{case}{way}"]
 
 
+def test_it_reports_the_models_that_add_up_in_16_bits(release_and_reports):
+    """Unknown where each rank adds up some parameters in float32."""
+    release, reports = release_and_reports
+    ways = len(WAYS[release])
+    expected = {"calls": 6 * ways, "asked": 5 * ways, "held": len(WRONG) * ways}
+    assert [report["reached"] for report in reports] == [expected] * len(reports)
+
+
 @pytest.mark.exhaustive
 def test_the_newest_sets_it_elsewhere_and_is_left_alone(run_ranks):
     for report in run_ranks(WORKER, levels=verl()):

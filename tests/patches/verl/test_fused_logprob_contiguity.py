@@ -45,5 +45,11 @@ def test_what_is_contiguous_is_the_same_bit_for_bit(report):
             assert after == before
 
 
+def test_it_reports_the_hidden_states_that_lose_their_gradient(report):
+    calls = len(ranks.TRAINED) * len({**ranks.WRONG, **ranks.RIGHT})
+    models = sum(model for model, _ in ranks.TRAINED.values())
+    assert report["reached"] == {"calls": calls, "asked": calls, "held": models * len(ranks.WRONG)}
+
+
 def test_reverted_it_is_verls_again(report):
     assert report["reverted"] == report["before"]

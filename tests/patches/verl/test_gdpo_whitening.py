@@ -54,5 +54,11 @@ def test_masks_of_every_type(report):
         assert report[state]["lengths"]["types"] == [True, True]
 
 
+def test_it_reports_lengths_that_differ(report):
+    """With one length it is unknown."""
+    calls = len(CASES) + 2  # of other masks
+    assert report["reached"] == {"calls": calls, "asked": calls - 2, "held": calls - 2}
+
+
 def test_reverted_it_is_verls_again(report):
     assert report["reverted"] == report["before"]

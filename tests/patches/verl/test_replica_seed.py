@@ -97,6 +97,16 @@ def test_the_first_replica_keeps_its_seed(report):
         assert report["after"][case][0] == report["before"][case][0]
 
 
+def test_it_reports_the_replicas_with_the_first_ones_seed(report):
+    """Unknown within the trainer, and for a seed of the user's."""
+    found = report["after"]
+    known = [case for case in found if case not in ("hybrid", "the user's", "within", "awake")]
+    first = len(known) - 1  # "nodes" are of another replica
+    asked = sum(len(found[case]) for case in known)
+    calls = sum(map(len, found.values()))
+    assert report["reached"] == {"calls": calls, "asked": asked, "held": asked - first}
+
+
 def test_another_run_draws_the_same(report):
     assert report["after"]["alone"] == report["after"]["again"]
     assert report["before"] == report["reverted"]

@@ -48,5 +48,11 @@ def test_responses_with_others_have_the_same_bits(report):
     assert report["after"]["types"] == report["before"]["types"]
 
 
+def test_it_reports_the_batches_in_which_one_is_alone(report):
+    types = len(report["after"]["types"])
+    calls = len(CASES) + types
+    assert report["reached"] == {"calls": calls, "asked": calls, "held": 2 + types // 2}
+
+
 def test_reverted_it_is_verls_again(report):
     assert report["reverted"] == report["before"]

@@ -53,6 +53,16 @@ def test_samples_differ_where_verl_runs_by_default(report):
         assert not set(report["after"]["V1"]["seeds"]) & set(report["after"][other]["seeds"])
 
 
+def test_it_reports_the_requests_with_the_seed_of_others(report):
+    """Unknown for ids that are not verl's own."""
+    found = report["after"]
+    requests = {case: len(of_case["seeds"]) for case, of_case in found.items()}
+    right = sum(requests[case] for case in ("a caller's seed", "not deterministic", "V1, not deterministic"))
+    others = ["other ids"] + ["V1, with tools"] * (report["version"] == "0.9.0")
+    known = sum(requests.values()) - sum(requests[case] for case in others)
+    assert report["reached"] == {"calls": sum(requests.values()), "asked": known, "held": known - right}
+
+
 def test_another_run_draws_the_same(report):
     for state in STATES:
         assert report[state]["a group"] == report[state]["again"]
