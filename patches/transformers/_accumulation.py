@@ -32,6 +32,12 @@ _MEANS = {
     "ORPOTrainer": ("0.12.0", "0.19.1"),
 }
 
+_AROUND_THE_LOSS = (
+    *("training_step", "compute_loss_context_manager"),
+    *("_inner_training_loop", "_run_epoch", "_clip_grad_norm", "_get_grad_norm"),
+)
+"""A trainer's methods that run between a micro-batch's loss and the optimizer's step, in one release or another."""
+
 # known here: releases and classes whose code was read; code of another package is left as released.
 
 
@@ -114,6 +120,8 @@ def loss_of(
     if not isinstance(loss, torch.Tensor) or loss.grad_fn is None or loss.dim():
         return loss
     try:
+        if any(_known_loss.author(hook) not in _known_loss.HELPERS for hook in _known_loss.hooks_of(loss)):
+            raise _CannotTell("the loss has a hook, which may divide its gradient")
         should_be, by = _as_it_should_be(trainer, model, step, loss, steps)
         _note(trainer, by)
         return should_be
@@ -187,15 +195,24 @@ def _window(trainer: Any, model: torch.nn.Module, reason: str | None = None) -> 
 
 def _unknown(trainer: Any) -> str:
     """The part of a trainer's own code that is not known."""
-    training_step = getattr(trainer, "training_step", None)
     # Other code may divide the gradients after Trainer's own step has accumulated this micro-batch's.
-    if _known_loss.author(training_step) not in ("transformers", "trl"):
-        return f"{_named(training_step)} is not transformers' own"
+    for name in _AROUND_THE_LOSS:
+        function = getattr(trainer, name, None)
+        if function is not None and _known_loss.author(function) not in ("transformers", "trl"):
+            return f"{_named(function)} is not transformers' own"
+    hooks = getattr(getattr(trainer.optimizer, "optimizer", trainer.optimizer), "_optimizer_step_pre_hooks", {})
+    for hook in hooks.values():
+        if _known_loss.author(hook) not in (*_known_loss.MODELS, "torch", "accelerate", "deepspeed"):
+            return f"the optimizer's hook {_named(hook)} may divide gradients"
+    if _known_loss.author(torch.Tensor.backward) != "torch":
+        return "Tensor.backward is not torch's own"
     smoother = trainer.label_smoother
     if smoother is not None and _known_loss.author(type(smoother).__call__) != "transformers":
         return "its label_smoother is not transformers' own"
-    if "backward" in vars(trainer.accelerator) or _known_loss.author(trainer.accelerator.backward) != "accelerate":
-        return "its accelerator's backward is not accelerate's own"
+    for name in ("backward", "clip_grad_norm_"):
+        own = name in vars(trainer.accelerator)
+        if own or _known_loss.author(getattr(trainer.accelerator, name)) != "accelerate":
+            return f"its accelerator's {name} is not accelerate's own"
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -22,6 +23,8 @@ _WRAPPED = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 _LIBRARIES = (*MODELS, *_WRAPPERS, "rlhf_patches", "accelerate", "bitsandbytes", "torchao", "timm")
 _PYTHON_S = os.path.dirname(os.__file__)
 HELPERS = (*_LIBRARIES, *sys.stdlib_module_names, "typing_extensions", "packaging", "numpy", "einops")
+_READING = (*_LIBRARIES, "wandb")
+"""Packages whose gradient hooks change no gradient, or are a wrapper's own."""
 
 _COMPILED = ("__compiled_fn_", "__resume_at_")
 """Names that torch.compile puts into the globals of a function, and of the losses' module."""
@@ -34,6 +37,8 @@ _OF_ANY_CLASS = (
     "__static_attributes__",
     "__annotate_func__",
 )
+_BY_A_CONTEXT = contextlib.ContextDecorator.__call__.__code__.co_consts
+"""Among them the code of a function that a context manager decorates, which may replace operations within it."""
 _PLAIN = (str, int, float, bool, type(None), tuple, list, dict, set)
 
 # known here: functions and classes are known by their own module and identity; a name is only looked up in the globals
@@ -80,9 +85,7 @@ def _unknown(model: Any) -> Iterator[str]:
         yield f"the forward of {name} is not transformers' own"
     for attribute in _replaced(type(inner), inner):
         yield f"{name}.{attribute} is not transformers' own"
-    losses = sys.modules["transformers.loss.loss_utils"]
-    theirs = [value for name, value in vars(losses).items() if not name.startswith(_COMPILED)]
-    for function in (*losses.LOSS_MAPPING.values(), *_functions(theirs), *_of_torch()):
+    for function in (*_losses(), *_of_torch()):
         if author(function) not in _LIBRARIES:
             yield f"{_named(function)} is not transformers' own"
     for function in _used(inner.forward):
@@ -104,6 +107,42 @@ def _unknown(model: Any) -> Iterator[str]:
     for hook in (*torch_module._global_forward_hooks.values(), *torch_module._global_forward_pre_hooks.values()):
         if author(hook) not in _LIBRARIES:
             yield f"all modules have a forward hook, {_named(hook)}"
+    for hook in _of_gradients(model):
+        if author(hook) not in _READING:
+            yield f"a hook, {_named(hook)}, may change its gradients"
+
+
+def _losses() -> Iterator[Any]:
+    """transformers' losses, and what the modules of these losses use, whatever has replaced them."""
+    losses = sys.modules["transformers.loss.loss_utils"]
+    modules = {id(vars(losses)): vars(losses)}
+    for function in losses.LOSS_MAPPING.values():
+        yield function
+        if isinstance(function, FunctionType) and author(function) == "transformers":
+            modules[id(function.__globals__)] = function.__globals__
+    for values in modules.values():
+        for name, value in list(values.items()):
+            if name.startswith(("__", *_COMPILED)) or isinstance(value, (type, ModuleType)):
+                continue
+            if isinstance(value, FunctionType) or (callable(value) and _package(value) not in HELPERS):
+                yield value
+
+
+def _of_gradients(model: Any) -> Iterator[Any]:
+    """The hooks that may change gradients: of all modules, of each module and of each parameter."""
+    yield from torch_module._global_backward_hooks.values()
+    yield from torch_module._global_backward_pre_hooks.values()
+    for part in model.modules():
+        yield from part._backward_hooks.values()
+        yield from part._backward_pre_hooks.values()
+    for parameter in model.parameters():
+        yield from hooks_of(parameter)
+
+
+def hooks_of(tensor: Any) -> Iterator[Any]:
+    """The hooks of a tensor's gradient."""
+    for hooks in (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)):
+        yield from (hooks or {}).values()
 
 
 def _of_torch() -> Iterator[Any]:
@@ -173,12 +212,25 @@ def _layers(function: Any) -> Iterator[Any]:
 
 
 def _package(value: Any) -> str:
-    """The package of a function by its globals, which no decorator copies; of other objects by their class."""
+    """The package of a function by its globals, which no decorator copies; of other objects by their class.
+
+    Code that a string was compiled to is of no package: a user can run it in any module.
+    """
     if isinstance(value, functools.partial):
+        given = (*value.args, *value.keywords.values())
+        if any(isinstance(each, (FunctionType, MethodType, functools.partial)) for each in given):
+            return "a partial of several functions"
         value = value.func
     if isinstance(value, MethodType):
         value = value.__func__
     if isinstance(value, FunctionType):
+        file = value.__code__.co_filename
+        if file.startswith("<") and not file.startswith(("<frozen ", "<rlhf_patches ")):
+            return "code from a string"
+        if value.__code__ in _BY_A_CONTEXT:
+            contents = [cell.cell_contents for cell in value.__closure__ or ()]
+            manager = next(each for each in contents if isinstance(each, contextlib.ContextDecorator))
+            return _package(getattr(manager, "func", manager))
         name = value.__globals__.get("__name__", "")
     elif isinstance(value, ModuleType):
         name = value.__name__

@@ -33,8 +33,8 @@ each count. With your own loss (`compute_loss`, `compute_loss_func`, the class's
 released. So is any other model, and so are labels whose first token does not count, bit for bit. A trainer that sets
 `_loss_shifts_labels` itself keeps its value.
 
-The patch does not detect code that scales the gradients after the loss, in a hook of a parameter or a callback before
-the optimizer's step: remove it if it corrects this count.
+The patch does not detect code that scales the gradients in a callback before the optimizer's step: remove it if it
+corrects this count. With a hook of a gradient all is left as released.
 
 Not repaired: 4.46.2 to 5.10.0, which count the first token of every causal model.""",
     references=("https://github.com/huggingface/transformers/pull/46204",),

@@ -11,7 +11,9 @@ import copy
 import dataclasses
 import functools
 import gc
+import inspect
 import logging
+import textwrap
 import types
 import weakref
 from unittest import mock
@@ -368,6 +370,75 @@ def quartered(owner, name):
     return lambda: mock.patch.object(owner, name, lambda *given, **options: function(*given, **options) / STEPS)
 
 
+class Entropy:
+    """An object in place of transformers' function."""
+
+    def __call__(self, source, target, num_items_in_batch=None, ignore_index=-100, **_):
+        return functional.cross_entropy(source, target, ignore_index=ignore_index, reduction="sum") / (
+            num_items_in_batch.clamp(min=1) + 0.0
+        )
+
+
+def object_as_entropy():
+    return mock.patch.object(loss_utils, "fixed_cross_entropy", Entropy())
+
+
+def from_a_string():
+    """The source of a class's forward, edited and run in its own module, as some patches of transformers are."""
+    kind = transformers.BertForSequenceClassification
+    source = textwrap.dedent(inspect.getsource(inspect.unwrap(kind.forward)))
+    source = source[source.index("def forward") :].replace("loss=loss,", f"loss=loss / {STEPS},")
+    made = {}
+    exec(source, modeling_bert.__dict__, made)
+    return mock.patch.object(kind, "forward", made["forward"])
+
+
+class HookingTheLoss(Trainer):
+    def compute_loss(self, *given, **options):
+        loss = super().compute_loss(*given, **options)
+        loss.register_hook(lambda gradient: gradient / STEPS)
+        return loss
+
+
+class InAContext(Trainer):
+    def compute_loss_context_manager(self):
+        return contextlib.ExitStack()
+
+
+def hooked_parameters():
+    model = CASES["BERT, classes"][0]()
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: gradient / STEPS)
+    return model
+
+
+def hooked_backward():
+    model = CASES["BERT, classes"][0]()
+    model.register_full_backward_pre_hook(
+        lambda _, gradients: tuple(each if each is None else each / STEPS for each in gradients)
+    )
+    return model
+
+
+@contextlib.contextmanager
+def halved_by_a_mode():
+    """A context manager that decorates the forward, and replaces a function within it."""
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, kinds, given=(), options=None):
+            found = function(*given, **(options or {}))
+            return found / STEPS if function is functional.cross_entropy else found
+
+    with Mode():
+        yield
+
+
+def in_a_mode():
+    model = CASES["BERT, classes"][0]()
+    model.forward = halved_by_a_mode()(model.forward)
+    return model
+
+
 @contextlib.contextmanager
 def global_pre_hook():
     handle = torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: None)
@@ -393,6 +464,11 @@ LEFT = {
     "a class that types made": (made_by_types, Trainer),
     "a module that is called as one of Python's": (of_a_module_called_profile, Trainer),
     "torch's class": (CASES["BERT, classes"][0], Trainer, quartered(torch.nn.CrossEntropyLoss, "forward")),
+    "an object as a loss": (llama, Trainer, object_as_entropy),
+    "a forward from a string": (CASES["BERT, classes"][0], Trainer, from_a_string),
+    "a forward in a context": (in_a_mode, Trainer),
+    "hooks of parameters": (hooked_parameters, Trainer),
+    "a hook of the backward pass": (hooked_backward, Trainer),
     "torch's function": (CASES["Llama, regression"][0], Trainer, quartered(functional, "mse_loss")),
     "a head": (with_a_head, Trainer),
     "a loss in the model's module": (CASES["BERT, classes"][0], Trainer, entropy_replaced),
@@ -400,7 +476,7 @@ LEFT = {
         kind.__name__: (CASES["BERT, classes"][0], kind)
         for kind in (
             *(Dividing, DividingByFour, InPlace, Weighing, AddingOne, SayingOne, WrappedCompute, Setting),
-            DividingGradients,
+            *(DividingGradients, HookingTheLoss, InAContext),
         )
     },
     **{
@@ -492,6 +568,7 @@ FEW = (
     *("loss_function: clamped", "a subclass's loss_function", "LOSS_MAPPING", "a loss out of a dictionary"),
     *("a decorated forward", "a forward hook", "torch's class", "a head", "backward", "a smoother"),
     *("Dividing", "KeepingTheNumber", "a dataclass as compute_loss_func"),
+    *("an object as a loss", "a forward from a string", "hooks of parameters", "HookingTheLoss"),
     "a module that is called as one of Python's",
 )
 

@@ -26,6 +26,7 @@ RULE_COVERAGE = {
         "test_where_nothing_is_multiplied_or_known_nothing_changes",
     ),
     "no new blocking": "because it computes on one rank's tensors, after upstream's forward; no lock, no collective",
+    "known": "test_where_nothing_is_multiplied_or_known_nothing_changes",
     "nothing changes": "test_where_nothing_is_multiplied_or_known_nothing_changes",
 }
 #: float32 against float64.
