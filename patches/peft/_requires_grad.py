@@ -19,6 +19,7 @@ class Remembered:
     def __init__(self, parameters: Iterable[Any]) -> None:
         flat: dict[int, dict[int, Any]] = {}
         self._before = [(one, one.requires_grad) for one in (_behind(each, flat) for each in parameters)]
+        self._left: set[int] = set()
 
     def restore(self) -> bool:
         """Restore the flags that can be set: FSDP sometimes shows views of parameters, whose flags cannot be set.
@@ -26,10 +27,22 @@ class Remembered:
         Returns:
             Whether any flag had changed.
         """
-        switched = [each for each in self._before if each[0].requires_grad != each[1] and each[0].is_leaf]
+        switched = [
+            (one, flag)
+            for one, flag in self._before
+            if one.requires_grad != flag and one.is_leaf and id(one) not in self._left
+        ]
         for parameter, before in switched:
             parameter.requires_grad_(before)  # writes: this is the repair
         return bool(switched)
+
+    def now_trainable(self) -> set[int]:
+        """The ids of the parameters that were frozen and are trainable now."""
+        return {id(one) for one, flag in self._before if one.requires_grad and not flag}
+
+    def leave(self, ids: set[int]) -> None:
+        """These parameters keep their flags: other code has set them."""
+        self._left |= ids
 
 
 def _behind(tensor: Any, flat: dict[int, dict[int, Any]]) -> Any:
@@ -94,13 +107,31 @@ def after_disabling(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: 
         for layer in model.modules()
         if isinstance(layer, kinds) and not layer.disable_adapters
     ]
+    by_others: set[int] = set()
+    _open[id(by_others)] = by_others
+    switched: Remembered | None = None
     try:
         with contextmanager(wrapped)(*args, **kwargs) as nothing:
-            yield nothing
+            try:
+                yield nothing
+            finally:
+                # Entering has frozen all: code within, not PEFT, has made these trainable.
+                for _, _, flags in before:
+                    flags.leave(flags.now_trainable() - by_others)
+                if len(_open) > 1:
+                    layers = (layer for layer in model.modules() if isinstance(layer, kinds))
+                    switched = Remembered(each for layer in layers for each in _of_adapters(layer))
     finally:
+        del _open[id(by_others)]
+        for each in list(_open.values()) if switched else ():
+            each |= switched.now_trainable()
         # Skips a layer whose adapter was switched within: the switch makes other parameters trainable.
         restored = [flags.restore() for layer, active, flags in before if _active(layer) == active]
         rlhf_patches.decided("peft-disable-adapter-restore", any(restored))
+
+
+_open: dict[int, set[int]] = {}
+"""For each open context, the ids of the parameters that leaving another context has made trainable."""
 
 
 def _of_adapters(layer: Any) -> list[Any]:

@@ -21,9 +21,10 @@ On exit the context calls `enable_adapter_layers`, which calls `set_adapter(acti
 trainable, without `inference_mode`, and without checking the previous state.""",
     repair="""\
 On exit from the context, normally or by an exception, the patch restores `requires_grad` of each parameter of adapters
-in layers whose adapters were enabled. Contexts may be nested or overlap. Left as released: a layer whose active
-adapter was switched within the context, and layers that were disabled before (if only some were, PEFT enables all, and
-warns). `enable_adapter_layers`, called by itself, is not changed. PEFT 0.6 to 0.10 have the bug too.""",
+in layers whose adapters were enabled. Contexts may be nested or overlap. Left as released: a parameter that was made
+trainable within the context, a layer whose active adapter was switched within the context, and layers that were
+disabled before (if only some were, PEFT enables all, and warns). `enable_adapter_layers`, called by itself, is not
+changed. PEFT 0.6 to 0.10 have the bug too.""",
     references=(
         "https://github.com/huggingface/peft/issues/3447",
         "https://github.com/huggingface/peft/pull/3453",

@@ -38,6 +38,32 @@ def unfrozen_within() -> list[str]:
     return [name for name, flag in small.flags(model).items() if flag and "base_layer" in name]
 
 
+def made_trainable_within(how: Callable[[PeftModel], Any], *, nested: bool = False) -> list[str]:
+    """The trainable ones among parameters of an adapter that are frozen before and made trainable in the context."""
+    model = policy()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_B" in name)
+    with model.disable_adapter():
+        if nested:
+            with model.disable_adapter():
+                pass
+        how(model)
+    return [name for name, flag in small.flags(model).items() if flag and "lora_A" in name]
+
+
+def by_hand(model: PeftModel) -> None:
+    for name, parameter in model.named_parameters():
+        if "lora_A" in name:
+            parameter.requires_grad_(True)
+
+
+MADE_TRAINABLE = {
+    "by hand": by_hand,
+    "by set_adapter": lambda model: model.set_adapter("policy"),
+    "not at all": lambda model: None,
+}
+
+
 def touched(make: Callable[[], PeftModel]) -> str | None:
     """What a context has changed of a model, its configurations and its optimizer."""
     model = make()
@@ -80,6 +106,8 @@ def observe() -> dict[str, Any]:
         "switched within": switched_within(),
         "reference": the_reference(),
         "unfrozen within": unfrozen_within(),
+        "made trainable within": {name: made_trainable_within(how) for name, how in MADE_TRAINABLE.items()},
+        "nested": made_trainable_within(lambda model: None, nested=True),
         "touched": {make.__name__: touched(make) for make in (policy, on_a_first_stage, with_a_head)},
     }
 

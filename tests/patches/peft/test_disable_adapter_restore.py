@@ -21,6 +21,7 @@ RULE_COVERAGE = {
     "`enable_adapter_layers`, called by itself, is not changed": "because it is not what is wrapped",
     "Left as released": (
         "test_an_adapter_that_is_switched_to_within_is_the_trainable_one",
+        "test_what_is_made_trainable_within_stays_so",
         "test_where_nothing_was_wrong_nothing_changes",
     ),
     "a run without frozen parts is as it was": "test_where_nothing_was_wrong_nothing_changes",
@@ -73,6 +74,15 @@ def test_what_is_unfrozen_within_stays_so(found):
     """A layer of the base model, which PEFT does not switch here."""
     for state in ("before", "after", "reverted"):
         assert found[state]["unfrozen within"] == ["base_model.model.up.base_layer.weight"]
+
+
+def test_what_is_made_trainable_within_stays_so(found):
+    """A user's own call in the context, such as set_adapter() of the active adapter, counts."""
+    for name, made in found["after"]["made trainable within"].items():
+        assert made == ([] if name == "not at all" else found["before"]["made trainable within"][name]), name
+    assert found["before"]["made trainable within"]["by hand"]
+    assert found["before"]["nested"]
+    assert not found["after"]["nested"]
 
 
 def test_the_model_and_its_optimizer_are_untouched(found):
