@@ -97,9 +97,24 @@ def adds_up_in_16_bits(wrap_config: Any, bridge: Any, provider: Any, override_dd
 
 
 def has_singletons(index: Any) -> bool | None:
-    """Whether a response is alone in its group; None for labels that are not NumPy's, or neither strings nor integers."""
+    """Whether a response is alone in its group; None for other labels than NumPy's strings and integers."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is None or not isinstance(index, numpy.ndarray):
         return None
     labels = index.tolist()
     return 1 in Counter(labels).values() if all(isinstance(label, (str, int)) for label in labels) else None
+
+
+def loads_weights(peft_config: Any, base_sync_done: bool) -> bool | None:
+    """False for weights that are no adapter's; None for an adapter, whose buckets decide."""
+    return None if peft_config and base_sync_done else False
+
+
+def sends_the_base_model(self: Any) -> bool | None:
+    """Whether an FSDP2 engine sends a model without the LoRA that it has to merge; None with DoRA."""
+    module = self.module
+    if not self.model_config.lora.get("merge", False) or not hasattr(module, "peft_config"):
+        return False
+    if not isinstance(module, sys.modules["torch.distributed.fsdp"].FSDPModule):
+        return False
+    return None if any(getattr(each, "use_dora", False) for each in module.peft_config.values()) else True

@@ -6,7 +6,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+import rlhf_patches
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 from .. import _released
 
@@ -23,12 +24,16 @@ def received(receive: Callable[..., Any], update: Callable[[list[Any]], Any], ad
         receive(on_bucket_received=update)
         return
     tensors: list[Any] = []
-    # The tensors are views of a buffer, which the next bucket overwrites.
-    receive(
-        on_bucket_received=lambda bucket: tensors.extend(
-            (name, tensor.clone()) for name, tensor in dict(bucket).items()
-        )
-    )
+    sizes: list[int] = []
+
+    def copied(bucket: Any) -> None:
+        # The tensors are views of a buffer, which the next bucket overwrites.
+        before = len(tensors)
+        tensors.extend((name, tensor.clone()) for name, tensor in dict(bucket).items())
+        sizes.append(len(tensors) - before)
+
+    receive(on_bucket_received=copied)
+    rlhf_patches.decided(PATCH.name, len([*filter(None, sizes)]) > 1)
     if not tensors:
         return
     update(tensors)
@@ -50,6 +55,7 @@ def _is_replaced(update: Any) -> bool:
     return bool(other)
 
 
+_TARGET = "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension.update_weights_from_ipc"
 _CALL = "lambda weights: self._update_weights(weights, peft_config=peft_config, base_sync_done=base_sync_done)"
 
 PATCH = Patch(
@@ -85,9 +91,7 @@ patch they are on-policy. A resumed run continues with samples of its own policy
             Guard("verl", ">=0.7.1,<0.9.0"),
             (
                 Rewrite(
-                    target=(
-                        "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension.update_weights_from_ipc"
-                    ),
+                    target=_TARGET,
                     pattern=f"receiver.receive_weights(on_bucket_received={_CALL})",
                     replacement=f"$RECEIVED(receiver.receive_weights, {_CALL}, peft_config and base_sync_done)",
                     uses={"RECEIVED": f"{__name__}:{received.__name__}"},
@@ -96,4 +100,5 @@ patch they are on-policy. A resumed run continues with samples of its own policy
         ),
     ),
     obsolete_when="when the oldest verl in use is 0.9.0",
+    conditions=(Condition(_TARGET, f"{__package__}._conditions:loads_weights"),),
 )

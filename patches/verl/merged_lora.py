@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Variant, Wrap
+from rlhf_patches import Condition, Guard, Patch, Variant, Wrap
+
+_TARGET = "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.get_per_tensor_param"
 
 PATCH = Patch(
     name="verl-merged-lora",
@@ -40,7 +42,7 @@ are on-policy. A resumed run continues with samples of its trained policy.""",
             Guard("verl", ">=0.7.1,<0.9.0"),
             (
                 Wrap(
-                    "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.get_per_tensor_param",
+                    _TARGET,
                     f"{__package__}._while_merged:get_per_tensor_param",
                     fingerprints={"d289539d82c97eb5": "0.7.1", "5054b59501fb8f83": "0.8.0.dev0, 0.8.0"},
                 ),
@@ -48,4 +50,5 @@ are on-policy. A resumed run continues with samples of its trained policy.""",
         ),
     ),
     obsolete_when="when the oldest verl in use is 0.9.0",
+    conditions=(Condition(_TARGET, f"{__package__}._conditions:sends_the_base_model"),),
 )

@@ -18,7 +18,7 @@ def seed_of(seed: Any, server: Any) -> Any:
 
 
 def _is_outside(server: Any) -> bool:
-    """Whether vLLM is outside the trainer's ranks; within them it also seeds their own generators, which have to agree."""
+    """Whether vLLM is outside the trainer's ranks; within, it also seeds their own generators, which have to agree."""
     return getattr(getattr(server, "rollout_mode", None), "name", None) in ("STANDALONE", "COLOCATED")
 
 

@@ -24,6 +24,7 @@ GKD = {"average_tokens_across_devices": True, "use_liger_kernel": False}
 FOUR = Has(gradient_accumulation_steps=4)
 
 
+SKIPPING = Has(args=Has(ignore_data_skip=False))
 RANKS = {"world_size": 2, "average_tokens_across_devices": True}
 
 
@@ -158,6 +159,11 @@ OF_VERL = [
     ("adds_up_in_16_bits", bridged(param_name_patterns_for_fp32_local_accumulation=("all",)), None),
     ("adds_up_in_16_bits", bridged(use_megatron_fsdp=True), None),
     ("has_singletons", [["a", "a"]], None),
+    ("loads_weights", [{"r": 4}, True], None),
+    ("loads_weights", [{"r": 4}, False], False),
+    ("loads_weights", [None, True], False),
+    ("sends_the_base_model", [Has(module=Has(peft_config={}), model_config=Has(lora={}))], False),
+    ("sends_the_base_model", [Has(module=Has(), model_config=Has(lora={"merge": True}))], False),
     ("replica_seed:has_the_first_ones_seed", replica(1), True),
     ("replica_seed:has_the_first_ones_seed", replica(1, "COLOCATED"), True),
     ("replica_seed:has_the_first_ones_seed", replica(0), False),
@@ -355,6 +361,12 @@ OF_VERL = [
         ("transformers._conditions:not_smoothed", [Has(label_smoother=1)], None),
         ("transformers._conditions:not_packed", [None], False),
         ("transformers._conditions:not_packed", [1], None),
+        ("transformers._conditions:from_a_checkpoint", [None], False),
+        ("transformers._conditions:from_a_checkpoint", ["checkpoint-3"], None),
+        ("transformers._conditions:within_an_epoch", [SKIPPING, 2, 2, 3], None),
+        ("transformers._conditions:within_an_epoch", [SKIPPING, 3, 2, 3], False),
+        ("transformers._conditions:within_an_epoch", [SKIPPING, 2, 2, 0], False),
+        ("transformers._conditions:within_an_epoch", [Has(args=Has(ignore_data_skip=True)), 2, 2, 3], False),
         ("trl._conditions:flattened", [Has(padding_free=True, return_position_ids=True), [{}]], True),
         ("trl._conditions:flattened", [Has(padding_free=True, return_position_ids=False), [{}]], None),
         ("trl._conditions:flattened", [Has(padding_free=False, return_position_ids=True), [{}]], False),

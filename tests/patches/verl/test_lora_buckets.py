@@ -53,6 +53,11 @@ def test_the_base_model_is_loaded_bucket_by_bucket(report, case):
         assert report[state][case] == {"loaded": [ALL[:4], ALL[4:]], "adapters": 0}
 
 
+def test_it_reports_the_adapters_in_several_buckets(report):
+    """Two updates in each case; the base model's weights are no adapter's."""
+    assert report["reached"] == {"calls": 8, "asked": 8, "held": 4}
+
+
 def test_the_device_gets_the_copies_memory_back(monkeypatch):
     """vLLM maps its KV cache next, and takes nothing from what torch keeps."""
     given, alive = [], []

@@ -85,6 +85,12 @@ def test_where_it_was_right_upstreams_own_iterator_is_given(reports, case):
         assert reports[0]["before"][case]["from merged"] < ROUNDED
 
 
+def test_it_reports_the_models_that_are_sent_without_lora(reports):
+    calls = len(BUG) + len(RIGHT)
+    for report in reports:
+        assert report["reached"] == {"calls": calls, "asked": calls, "held": len(BUG)}
+
+
 def test_the_patchs_iterator_is_only_for_the_bug(reports):
     for case in BUG:
         assert reports[0]["after"][case]["given by"] == "_while_merged"
