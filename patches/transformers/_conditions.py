@@ -38,3 +38,14 @@ def not_smoothed(self: Any) -> bool | None:
 def not_packed(position_ids: Any) -> bool | None:
     """False if a batch has no positions; otherwise the positions decide."""
     return False if position_ids is None else None
+
+
+def from_a_checkpoint(resume_from_checkpoint: Any) -> bool | None:
+    """Trainer: False for a run that does not resume; otherwise the loader decides."""
+    return False if resume_from_checkpoint is None else None
+
+
+def within_an_epoch(self: Any, epoch: int, epochs_trained: int, steps_trained_in_current_epoch: int) -> bool | None:
+    """Trainer: False for an epoch of which no batch is skipped; otherwise the loader decides."""
+    skips = epoch == epochs_trained and steps_trained_in_current_epoch > 0
+    return None if skips and not self.args.ignore_data_skip else False

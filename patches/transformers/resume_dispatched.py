@@ -5,7 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+import rlhf_patches
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
+
+_NAME = "transformers-resume-dispatched"
+_LOOP, _EPOCH = "transformers.trainer:Trainer._inner_training_loop", "transformers.trainer:Trainer._run_epoch"
 
 
 def in_its_epoch(dataloader: Any, epoch: int) -> Any:
@@ -13,14 +17,16 @@ def in_its_epoch(dataloader: Any, epoch: int) -> Any:
     module = sys.modules.get("accelerate.data_loader")
     dispatcher = getattr(module, "DataLoaderDispatcher", ())
     # An iterable data set has no batch sampler, and gets its epoch from the loader that skips.
-    if isinstance(dataloader, dispatcher) and getattr(dataloader, "batch_sampler", None) is not None:
+    has_sampler = isinstance(dataloader, dispatcher) and getattr(dataloader, "batch_sampler", None) is not None
+    rlhf_patches.decided(_NAME, has_sampler and epoch > 0)
+    if has_sampler:
         dataloader.set_epoch(epoch)  # writes: the epoch, which Trainer sets two statements later, and 4.57.6 sets here
     return dataloader
 
 
-def _change(function: str, name: str, *unless: str) -> Rewrite:
+def _change(target: str, name: str, *unless: str) -> Rewrite:
     return Rewrite(
-        f"transformers.trainer:Trainer.{function}",
+        target,
         f"skip_first_batches({name}, steps_trained_in_current_epoch)",
         f"skip_first_batches($IN_ITS_EPOCH({name}, epoch), steps_trained_in_current_epoch)",
         alongside=(f"{name}.set_epoch(epoch)",),
@@ -30,7 +36,7 @@ def _change(function: str, name: str, *unless: str) -> Rewrite:
 
 
 PATCH = Patch(
-    name="transformers-resume-dispatched",
+    name=_NAME,
     summary="with dispatch_batches a run that resumes within an epoch continues in the order of that epoch",
     harm="wrong data",
     bug="with dispatch_batches a run that resumes in a later epoch continues in the first epoch's order",
@@ -53,9 +59,13 @@ sampler without its own seed (`use_seedable_sampler=False`).""",
         Variant(
             Guard("transformers", ">=5.0.0rc0,<5.3.0"),
             # 4.57.6 has the same text, and sets the epoch first.
-            (_change("_inner_training_loop", "epoch_dataloader", "args.past_index >= 0"),),
+            (_change(_LOOP, "epoch_dataloader", "args.past_index >= 0"),),
         ),
-        Variant(Guard("transformers", ">=5.3.0,<=5.24.0"), (_change("_run_epoch", "train_dataloader"),)),
+        Variant(Guard("transformers", ">=5.3.0,<=5.24.0"), (_change(_EPOCH, "train_dataloader"),)),
     ),
     obsolete_when="when the oldest transformers in use sets the epoch before it creates the loader that skips",
+    conditions=(
+        Condition(_LOOP, f"{__package__}._conditions:from_a_checkpoint"),
+        Condition(_EPOCH, f"{__package__}._conditions:within_an_epoch"),
+    ),
 )

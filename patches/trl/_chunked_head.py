@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+import rlhf_patches
 from rlhf_patches import matched
 
 from . import _zero3, chunked_divergence_zero3, chunked_nll_zero3
@@ -54,7 +55,10 @@ def around_nll(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict
     when backward recomputes the chunks.
     """
     _, weight, _, labels, shift_labels, *_, bias = args
-    if not any(map(_zero3.is_zero3, (weight, bias))) or (labels is None and shift_labels is None):
+    if not any(map(_zero3.is_zero3, (weight, bias))):
+        rlhf_patches.decided(chunked_nll_zero3.PATCH.name, False)
+        return wrapped(*args, **kwargs)
+    if labels is None and shift_labels is None:
         return wrapped(*args, **kwargs)
     shape = _SHAPES[matched(chunked_nll_zero3.PATCH.name, chunked_nll_zero3.TARGET)]
     return _nll(shape, wrapped, *args, **kwargs)
@@ -64,6 +68,7 @@ def around_divergence(wrapped: Any, instance: None, args: tuple[Any, ...], kwarg
     """Around distillation's `_chunked_divergence_loss`: the same for the student's head and the teacher's."""
     _, _, student, teacher, _, _, _, _, student_bias, teacher_bias, *_ = args
     if not any(map(_zero3.is_zero3, (student, teacher, student_bias, teacher_bias))):
+        rlhf_patches.decided(chunked_divergence_zero3.PATCH.name, False)
         return wrapped(*args, **kwargs)
     shape = _SHAPES[matched(chunked_divergence_zero3.PATCH.name, chunked_divergence_zero3.TARGET)]
     return _divergence(shape, wrapped, *args, **kwargs)

@@ -11,15 +11,20 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 
-_trainers: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
-"""The trainer of each sampler that has not been iterated over yet."""
+import rlhf_patches
+
+_trainers: WeakKeyDictionary[Any, ref[Any] | None] = WeakKeyDictionary()
+"""The trainer of each sampler; None after its first order, and for an evaluation's."""
 
 
 def noted(sampler: Any, generator: torch.Generator) -> torch.Generator:
     """Return the generator that ``RepeatSampler.__init__`` has created, and note the sampler's trainer."""
     # known: transformers requests the training order by this method alone, and its owner is a trainer
     caller = sys._getframe(2)
-    if caller.f_code.co_name == "_get_train_sampler" and _is_released(type(sampler)):
+    name = caller.f_code.co_name
+    if name == "_get_eval_sampler" and _is_released(type(sampler)):
+        _trainers[sampler] = None
+    if name == "_get_train_sampler" and _is_released(type(sampler)):
         trainer = caller.f_locals.get("self")
         if hasattr(trainer, "state") and hasattr(trainer, "callback_handler"):
             _trainers[sampler] = ref(trainer)
@@ -35,10 +40,12 @@ def _is_released(kind: Any) -> bool:
 def advanced(sampler: Any) -> torch.Generator:
     """The generator of a sampler that begins an epoch, after the draws for the epochs that a resumed run skips."""
     generator: torch.Generator = sampler.generator
-    trainer = _trainers.pop(sampler, None) if _trainers else None
-    if trainer is not None:
-        for _ in range(_over(trainer(), sampler)):
+    if _is_released(type(sampler)) and sampler in _trainers:
+        trainer, _trainers[sampler] = _trainers[sampler], None
+        skipped = _over(trainer(), sampler) if trainer is not None else 0
+        for _ in range(skipped):
             torch.randperm(sampler.num_samples, generator=generator)
+        rlhf_patches.decided("trl-resume-order", skipped > 0)
     return generator
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Variant, Wrap
+from rlhf_patches import Condition, Guard, Patch, Variant, Wrap
 
 TARGET = "trl.trainer.distillation_trainer:_chunked_divergence_loss"
 
@@ -50,4 +50,5 @@ entropy and gradient are NaN (1.14.2). Without ZeRO-3 the original function runs
         ),
     ),
     obsolete_when="when the oldest trl in use is 1.15, which fuses the loss and gathers once",
+    conditions=(Condition(TARGET),),  # False without ZeRO-3; with it DeepSpeed may gather the head itself
 )

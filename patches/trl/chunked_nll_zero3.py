@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Signature, Variant, Wrap
+from rlhf_patches import Condition, Guard, Patch, Signature, Variant, Wrap
 
 TARGET = "trl.trainer.sft_trainer:_chunked_cross_entropy_loss"
 
@@ -65,4 +65,5 @@ ZeRO-3 (DDP, FSDP2, one process) the original function runs.""",
         ),
     ),
     obsolete_when="when the oldest trl in use is 1.15, which fuses the loss and gathers once",
+    conditions=(Condition(TARGET),),  # False without ZeRO-3; with it DeepSpeed may gather the head itself
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _OURS = f"{__package__}._epochs_over"
+_MODULES = ("trl.trainer.grpo_trainer", "trl.trainer.utils")
 
 
 def _changes(module: str) -> tuple[Rewrite, ...]:
@@ -58,8 +59,9 @@ wrapped; and TRL 0.15 and 0.16, whose sampler is another class with the same bug
 still loses completions that later steps were to use.""",
     references=("https://github.com/huggingface/trl/blob/v1.16.0/trl/trainer/utils.py",),
     variants=(
-        Variant(Guard("trl", ">=0.17.0,<0.22.0"), _changes("trl.trainer.grpo_trainer")),
-        Variant(Guard("trl", ">=0.22.0,<=1.16.0"), _changes("trl.trainer.utils")),
+        Variant(Guard("trl", ">=0.17.0,<0.22.0"), _changes(_MODULES[0])),
+        Variant(Guard("trl", ">=0.22.0,<=1.16.0"), _changes(_MODULES[1])),
     ),
     obsolete_when="when the oldest trl in use can pass the epoch to its sampler; no release so far can",
+    conditions=tuple(Condition(f"{module}:RepeatSampler.__iter__") for module in _MODULES),
 )

@@ -52,6 +52,9 @@ def main() -> None:
         row = rlhf_patches.apply(only=name)[name]
         found[name] = [row.version, row.status.value]
         found[state] = observe(state)
+        if state == "after":
+            reached = rlhf_patches.report()[name].reached
+            found["reached"] = reached and reached.to_dict()
     rlhf_patches.revert()
     found["reverted"] = observe("reverted")
     (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found))

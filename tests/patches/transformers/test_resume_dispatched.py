@@ -54,6 +54,12 @@ def test_a_resumed_epoch_goes_on_in_its_order(alone):
         assert alone[state]["dispatched"]["left"] == alone["before"]["dispatched"]["left"]
 
 
+def test_the_condition(alone):
+    """Three of the resumed runs; not one that resumes in the first epoch, nor with another loader."""
+    reached = alone["reached"]
+    assert (reached["held"], reached["asked"]) == (3, reached["calls"])
+
+
 def test_another_loader_is_the_same(alone):
     assert goes_on(alone["before"]["others"]) == [True] * 4
     for state in ("after", "both", "reverted"):

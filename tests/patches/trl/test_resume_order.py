@@ -72,6 +72,13 @@ def test_it_went_on_in_the_first_epochs_order_and_goes_on_in_its_own(report, cas
     is_right(report["after"][case], RESUMED[case])
 
 
+def test_the_condition(report):
+    """Once in each resumed run, of its first order; never in evaluation."""
+    reached = report["reached"]
+    assert reached["held"] == sum(map(len, RESUMED.values()))
+    assert reached["asked"] == reached["calls"]
+
+
 @pytest.mark.parametrize("case", RESUMED)
 def test_a_run_from_the_start_is_the_same_bit_for_bit(report, case):
     before, after = (report[state][case]["whole"] for state in ("before", "after"))
@@ -239,8 +246,8 @@ def test_a_loader_that_somebody_else_has_asked_for_begins_with_the_first_epoch()
 
 def test_a_sampler_that_is_not_for_training_is_not_noted():
     trainer = Trainer()
-    made = trainer._get_eval_sampler(), Sampler()
-    assert not any(each in _epochs_over._trainers for each in made)
+    assert _epochs_over._trainers[trainer._get_eval_sampler()] is None
+    assert Sampler() not in _epochs_over._trainers
 
 
 def test_a_subclass_that_says_the_epoch_itself_or_is_like_no_other_is_left_alone():
@@ -252,7 +259,7 @@ def test_a_trainer_that_is_gone_is_not_kept():
     sampler = Trainer().loader.batch_sampler.sampler
     gc.collect()
     assert list(sampler) == ORDERS[0]
-    assert sampler not in _epochs_over._trainers
+    assert _epochs_over._trainers[sampler] is None
 
 
 def test_what_it_reads_is_as_it_was():
