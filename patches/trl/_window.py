@@ -17,7 +17,11 @@ COUNTED = ("dapo", "cispo", "vespo")
 _METHODS = ("compute_loss", "training_step", "get_batch_samples", "_get_num_items_in_batch")
 _LOADING = ("get_train_dataloader", "_get_train_sampler")
 """The methods that yield a step's batch once per micro-batch of the step."""
-_OF_GRPO = ("training_step", "compute_loss", "_compute_loss", "_generate_and_score_completions")
+_OF_GRPO = (
+    *("training_step", "compute_loss", "_compute_loss"),
+    *("_prepare_inputs", "_generate_and_score_completions", "_generate"),
+)
+"""GRPO's methods that count the tokens, pass the count on, or use it."""
 
 
 def summed(trainer: Any, loss_of: Callable[..., Any], items: Any, counted: int = 1) -> Callable[..., Any]:

@@ -32,9 +32,9 @@ identical.
 
 Not repaired: the experimental trainers that have their own such sum (PAPO, GSPO-token), and Liger's loss, which
 divides by other numbers. The patch does not change a `training_step`, `compute_loss`, `_compute_loss`,
-`_generate_and_score_completions` or `accelerator.backward` that is not TRL's, transformers' or accelerate's own (in a
-subclass, by assignment or within a decorator), and logs its name in one line on rank 0. Such code may correct the size
-already.""",
+`_prepare_inputs`, `_generate_and_score_completions`, `_generate` or `accelerator.backward` that is not TRL's,
+transformers' or accelerate's own (in a subclass, by assignment or within a decorator), and logs its name in one line on
+rank 0. Such code may correct the size already.""",
     changes_numbers="""\
 Since TRL 0.22.0, GRPO with a dapo, cispo or vespo loss, S `steps_per_generation` and A `gradient_accumulation_steps`
 other than S, trained on gradients A / S times their size, and logged such gradient norms. With the patch gradients

@@ -94,18 +94,30 @@ def loss_of(trainer: Any, batch: Any) -> float | str:
         return str(error)
 
 
+class Recorded(TrainerCallback):
+    """Collects a trainer's generations, each already in micro-batches."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, self.last = trainer, None
+        self.batches: list[dict[str, torch.Tensor]] = []
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        made = self.trainer._buffered_inputs
+        if made is not self.last:
+            self.last = made
+            self.batches += [
+                {name: value.clone() for name, value in batch.items() if isinstance(value, torch.Tensor)}
+                for batch in made
+            ]
+
+    on_step_end = on_substep_end
+
+
 def recorded(trainer: Any) -> list[dict[str, torch.Tensor]]:
-    """The inputs of a trainer's losses from now on, until its own ``_prepare_inputs`` is deleted."""
-    batches: list[dict[str, torch.Tensor]] = []
-    prepare_inputs = trainer._prepare_inputs
-
-    def recording(given: Any) -> Any:
-        inputs = prepare_inputs(given)
-        batches.append({name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)})
-        return inputs
-
-    trainer._prepare_inputs = recording
-    return batches
+    """The inputs of a trainer's losses from now on."""
+    recording = Recorded(trainer)
+    trainer.add_callback(recording)
+    return recording.batches
 
 
 def trained(case: str, out: Path) -> dict[str, Any]:
@@ -124,7 +136,6 @@ def trained(case: str, out: Path) -> dict[str, Any]:
     found = torch.cat([(total / seen.steps).flatten() for total in seen.sums.values()])
     expected = torch.cat([right[name].flatten() for name in seen.sums])
     trainer.eval_dataset = trainer.train_dataset
-    del trainer._prepare_inputs
     torch.manual_seed(0)
     return {
         "steps": seen.steps,

@@ -113,7 +113,6 @@ def trained(case: str, out: Path) -> dict[str, Any]:
     trainer.add_callback(seen)
     batches = recorded(trainer)
     trainer.train()
-    del trainer._prepare_inputs
     right, tokens = by_the_formula(trainer.model, batches)
     found = torch.cat([(total / seen.steps).flatten() for total in seen.sums.values()])
     expected = torch.cat([right[name].flatten() for name in seen.sums])

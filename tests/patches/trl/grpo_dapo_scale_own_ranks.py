@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import trl
 
 from rlhf_patches.patches.trl.proofs import grpo_dapo_scale_ranks
@@ -37,10 +38,34 @@ class Counts(trl.GRPOTrainer):
         return made
 
 
+class Prepares(trl.GRPOTrainer):
+    """The number of tokens, in each micro-batch that has not got it yet."""
+
+    def _prepare_inputs(self, given: Any) -> Any:
+        inputs = super()._prepare_inputs(given)
+        if self.model.training and not inputs.get("scaled"):
+            part = self.args.gradient_accumulation_steps / self.args.steps_per_generation
+            inputs["num_items_in_batch"], inputs["scaled"] = inputs["num_items_in_batch"] * part, True
+        return inputs
+
+
+class Generates(trl.GRPOTrainer):
+    """The number of tokens, where they are counted."""
+
+    def _generate(self, *given: Any, **options: Any) -> Any:
+        made = list(super()._generate(*given, **options))
+        count = next(i for i, each in enumerate(made) if isinstance(each, torch.Tensor) and not each.dim())
+        part = self.args.gradient_accumulation_steps / self.args.steps_per_generation
+        made[count] = made[count] * (part if self.model.training else 1)
+        return tuple(made)
+
+
 def main() -> None:
     out = states.parser().parse_args().out
 
     def observe() -> dict[str, Any]:
-        return own_grpo.each((Multiplies, Counts), lambda: grpo_dapo_scale_ranks.trained(CASE, out))
+        return own_grpo.each(
+            (Multiplies, Counts, Prepares, Generates), lambda: grpo_dapo_scale_ranks.trained(CASE, out)
+        )
 
     states.report(grpo_dapo_scale_ranks.NAME, observe, out, reverted=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import trl
 
 from rlhf_patches.patches.trl.proofs import grpo_truncated_count_ranks
@@ -44,10 +45,20 @@ class Multiplies(trl.GRPOTrainer):
         return super()._compute_loss(model, inputs) * self.times
 
 
+class Generates(trl.GRPOTrainer):
+    """The number of tokens, where they are counted: a constant of the user's own."""
+
+    def _generate(self, *given: Any, **options: Any) -> Any:
+        made = list(super()._generate(*given, **options))
+        count = next(i for i, each in enumerate(made) if isinstance(each, torch.Tensor) and not each.dim())
+        made[count] = torch.full_like(made[count], 64)
+        return tuple(made)
+
+
 def main() -> None:
     out = states.parser().parse_args().out
 
     def observe() -> dict[str, Any]:
-        return own_grpo.each((Counts, Multiplies), lambda: grpo_truncated_count_ranks.trained(CASE, out))
+        return own_grpo.each((Counts, Multiplies, Generates), lambda: grpo_truncated_count_ranks.trained(CASE, out))
 
     states.report(grpo_truncated_count_ranks.NAME, observe, out, reverted=False)
