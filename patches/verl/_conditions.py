@@ -118,3 +118,22 @@ def sends_the_base_model(self: Any) -> bool | None:
     if not isinstance(module, sys.modules["torch.distributed.fsdp"].FSDPModule):
         return False
     return None if any(getattr(each, "use_dora", False) for each in module.peft_config.values()) else True
+
+
+def averages_over_another_mini_batch(config: Any, distillation_config: Any, data: Any) -> bool | None:
+    """Whether 0.8.0 averages a distillation loss over numbers that are not its own mini-batch's; otherwise None.
+
+    False is never known: in the same call, the metrics of a micro-batch without a token raise.
+    """
+    names = ("dp_size", "batch_num_tokens", "global_batch_size")
+    ranks, tokens, rows = (_whole_number(data, name) for name in names)
+    settings = distillation_config.distillation_loss
+    if not ranks or not tokens or not rows:
+        return None
+    if settings.use_policy_gradient and settings.policy_loss_mode not in _AGGREGATED:
+        return None
+    left, mode = config.global_batch_info, config.loss_agg_mode
+    over, own = ("batch_num_tokens", tokens) if mode == "token-mean" else ("global_batch_size", rows)
+    if left.get(over) is None:  # averaged over the micro-batch, which may be the whole mini-batch
+        return True if ranks * data.batch_size[0] < rows else None
+    return True if (left.get("dp_size", 1), left[over]) != (ranks, own) else None

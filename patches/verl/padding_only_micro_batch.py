@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Signature, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Signature, Variant
 
 _MODULE = "verl.trainer.distillation.losses"
+_LOSS = f"{_MODULE}:distillation_loss"
 _OURS = f"{__package__}._distillation"
 
 
@@ -68,7 +69,10 @@ micro-batch of 0.8.0 gets the numbers of its own mini-batch, as in 0.9.0, where 
 reads.
 
 Not repaired: `distillation/abs_loss`, of the losses that estimate a KL divergence from one sample, is NaN in such a
-step. If no token of any micro-batch counts, the logged minimum and maximum are infinite.""",
+step. If no token of any micro-batch counts, the logged minimum and maximum are infinite.
+
+Reports count the losses of 0.8.0 that were averaged over other numbers. They cannot say whether a micro-batch had no
+token that counts.""",
     changes_numbers="""\
 verl 0.8.0 alone: the distillation loss of each process's first micro-batch was averaged over that micro-batch, and
 the loss of each further mini-batch's first micro-batch with the token count of the mini-batch before. With the
@@ -85,7 +89,7 @@ the metrics change.""",
             (
                 *_METRICS,
                 Rewrite(
-                    target=f"{_MODULE}:distillation_loss",
+                    target=_LOSS,
                     pattern="config.loss_agg_mode",
                     replacement="$WITH_NUMBERS(config, data).loss_agg_mode",
                     inside="loss_agg_mode = config.loss_agg_mode",
@@ -98,6 +102,7 @@ the metrics change.""",
         Variant(Guard("verl", ">=0.9.0,<=0.9.1"), _METRICS),
     ),
     obsolete_when="when verl logs such micro-batches; 0.9.1, the newest, does not",
+    conditions=(Condition(_LOSS, f"{__package__}._conditions:averages_over_another_mini_batch"),),
     signatures=(
         Signature(
             "RuntimeError", "min(): Expected reduction dim to be specified for input.numel() == 0", specific=False

@@ -38,7 +38,7 @@ included, of r_s times gamma to the number of the model's tokens from t up to s 
 there gamma is 1). Padding comes after all rewards and adds nothing.
 
 The patch does not change the whitening, REINFORCE++ with a baseline, and all other estimators, which compute one number
-per response.""",
+per response. Reports cannot say whether a run met the bug: that depends on the values of masks and rewards.""",
     changes_numbers="""\
 with verl 0.5.0 to 0.8.0, REINFORCE++ on trajectories with tools or several turns credited the outcome's reward to the
 last turn only, and whitened over all turns; up to 0.9.1 it credited the reward to no turn where a trajectory ends with

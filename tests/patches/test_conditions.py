@@ -84,6 +84,13 @@ def critic(mode="token-mean", rows=2, **numbers):
     return [Has(loss_agg_mode=mode), type("Data", (dict,), {"batch_size": [rows]})(data)]
 
 
+def distilling_of_verl(mode="token-mean", rows=2, by_policy=None, **left):
+    """The actor's settings with the numbers that are left in them, those of distillation, and a micro-batch."""
+    loss = Has(use_policy_gradient=bool(by_policy), policy_loss_mode=by_policy)
+    _, data = critic(rows=rows)
+    return [Has(global_batch_info=left, loss_agg_mode=mode), Has(distillation_loss=loss), data]
+
+
 def gmpo(rows, **numbers):
     return [Has(global_batch_info=numbers), [0] * rows]
 
@@ -159,6 +166,16 @@ OF_VERL = [
     ("adds_up_in_16_bits", bridged(param_name_patterns_for_fp32_local_accumulation=("all",)), None),
     ("adds_up_in_16_bits", bridged(use_megatron_fsdp=True), None),
     ("has_singletons", [["a", "a"]], None),
+    ("averages_over_another_mini_batch", distilling_of_verl(), True),
+    ("averages_over_another_mini_batch", distilling_of_verl(rows=8), None),
+    ("averages_over_another_mini_batch", distilling_of_verl(dp_size=1, batch_num_tokens=9), None),
+    ("averages_over_another_mini_batch", distilling_of_verl(dp_size=1, batch_num_tokens=8), True),
+    ("averages_over_another_mini_batch", distilling_of_verl(dp_size=2, batch_num_tokens=9), True),
+    ("averages_over_another_mini_batch", distilling_of_verl("seq-mean-token-sum", global_batch_size=8), None),
+    ("averages_over_another_mini_batch", distilling_of_verl("seq-mean-token-sum", global_batch_size=4), True),
+    ("averages_over_another_mini_batch", distilling_of_verl(by_policy="gspo"), None),
+    ("averages_over_another_mini_batch", distilling_of_verl(by_policy="vanilla"), True),
+    ("averages_over_another_mini_batch", [Has(), Has(distillation_loss=Has()), {}], None),
     ("loads_weights", [{"r": 4}, True], None),
     ("loads_weights", [{"r": 4}, False], False),
     ("loads_weights", [None, True], False),
