@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
@@ -10,13 +11,18 @@ from typing import Any
 import rlhf_patches
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
+from .. import _released
+
 _NAME = "trl-dpo-second-eos"
 _TRAINER = "trl.trainer.dpo_trainer:DPOTrainer"
 _EOS = "[tokenizer.eos_token_id]"
 
 
 def conversational(rows: Any) -> bool:
-    """Whether the first row of a dataset is a conversation, to which the trainer applies a chat template."""
+    """Whether the first row of a dataset is a conversation, to which the trainer applies a chat template.
+
+    It reads a stream's first row, as 0.27.2 does.
+    """
     from trl.data_utils import is_conversational
 
     first = next(iter(rows), None)
@@ -39,14 +45,22 @@ def of_chats(tokenize: Callable[..., dict[str, Any]], is_chat: bool) -> Callable
     from trl.trainer.dpo_trainer import DPOTrainer
 
     own = is_chat and any(tokenize is getattr(DPOTrainer, name, None) for name in ("tokenize_row", "process_row"))
+    # A user's function in place of the class's own may remove the second end.
+    if own and not _released.is_released(tokenize):
+        _released.stays(_NAME, f"{tokenize.__qualname__} is not TRL's own", "the end of answers")
+        own = False
     _undecided.set(own)
+    _special.clear()
     if not is_chat:
         rlhf_patches.decided(_NAME, False)
     return partial(_of_a_chat, tokenize) if own else tokenize
 
 
 def _of_a_chat(tokenize: Callable[..., dict[str, Any]], *row: Any, **options: Any) -> dict[str, Any]:
-    before = _rendered.set(True)
+    ended = _ended_by_the_template(*row, **options)
+    if not ended:
+        _released.stays(_NAME, "the chat template ends no answer with a special token", "the end of answers")
+    before = _rendered.set(ended)
     try:
         found = tokenize(*row, **options)
     finally:
@@ -54,6 +68,28 @@ def _of_a_chat(tokenize: Callable[..., dict[str, Any]], *row: Any, **options: An
     if _undecided.get() and _would_end_twice(found, *row, **options):
         _undecided.set(False)
         rlhf_patches.decided(_NAME, True)
+    return found
+
+
+def _ended_by_the_template(features: Any, processing_class: Any = None, *_: Any, **__: Any) -> bool:
+    """Whether both answers of a row end with a special token: otherwise the trainer adds their only end."""
+    try:
+        ends = tuple(_special_tokens(getattr(processing_class, "tokenizer", processing_class)))
+        return all(str(features[name]).rstrip().endswith(ends) for name in ("chosen", "rejected"))
+    except (AttributeError, KeyError, TypeError):  # of a tokenizer or a row of another kind
+        return False
+
+
+_special: weakref.WeakKeyDictionary[Any, list[str]] = weakref.WeakKeyDictionary()
+"""The special tokens of the tokenizer of the latest dataset: asking it takes a millisecond."""
+
+
+def _special_tokens(tokenizer: Any) -> list[str]:
+    found = _special.get(tokenizer)
+    if found is None:
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+        found = [*tokenizer.all_special_tokens, *(str(each) for each in added if each.special)]
+        found = _special[tokenizer] = [each for each in found if each]
     return found
 
 
@@ -107,14 +143,17 @@ shows it. The log-probabilities of both answers include a token that the model n
 The trainer renders conversations with the chat template, which includes the end, and then appends the end-of-sequence
 token to every answer, rendered or not.""",
     repair="""\
-If the first row of the dataset is a conversation the patch appends nothing, as 0.27.2 does. Answers in plain text end
-as before, and so do those of a subclass with its own `tokenize_row` or `process_row`. A template that writes no end
-leaves an answer without one, as in 0.27.2. Not repaired: releases before 0.14.0.""",
+If the first row of the dataset is a conversation the patch appends nothing to answers that the template ends with a
+special token, as 0.27.2 does. Answers in plain text end as before, and so do those of a template that writes no end
+(0.27.2 leaves these without one), and those of a `tokenize_row` or `process_row` that is not TRL's own, in a subclass
+or in place of the class's. Rank 0 logs one line about the latter two.
+
+If your code removes the second end elsewhere, as in `_prepare_dataset` or a collator, it has to check that there are
+two. Not repaired: releases before 0.14.0.""",
     changes_numbers="""\
 Since TRL 0.14.0 at the latest, DPO on conversations trained on one extra token in each answer. With the patch the
 logged log-probabilities and rewards of answers exclude this token. You can continue to train a model that was trained
-with it. If a chat template writes no end after the assistant's answer, the trainer added its only end, and with the
-patch the answer has none, as with TRL 0.27.2: let the template write it, or switch this patch off.""",
+with it.""",
     references=(
         "https://github.com/huggingface/trl/pull/4908",
         "https://github.com/huggingface/trl/issues/4481",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from datasets import Dataset, IterableDataset
 from trl import DPOConfig, DPOTrainer
@@ -80,6 +81,18 @@ def prepared(
     }
 
 
+def in_place_of_trls(chats: Any, out: Path) -> dict[str, Any]:
+    """As a subclass on top, but by assignment to TRL's own class."""
+    released = DPOTrainer.tokenize_row
+
+    def on_top(features: Any, *args: Any, **kwargs: Any) -> Any:
+        row = released(features, *args, **kwargs)
+        return {**row, **{name: row[name][:-1] for name in ("chosen_input_ids", "rejected_input_ids")}}
+
+    with mock.patch.object(DPOTrainer, "tokenize_row", staticmethod(on_top)):
+        return prepared(Dataset.from_list(chats), out)
+
+
 def observe(out: Path) -> dict[str, Any]:
     chats = [chat(row) for row in PLAIN]
     return {
@@ -89,6 +102,7 @@ def observe(out: Path) -> dict[str, Any]:
         "chat, two processes": prepared(Dataset.from_list(chats * 2), out, dataset_num_proc=2),
         "chat, by a subclass": prepared(Dataset.from_list(chats), out, OfItsOwn),
         "chat, by a subclass on top": prepared(Dataset.from_list(chats), out, OnTop),
+        "chat, in place of TRL's own": in_place_of_trls(chats, out),
         "chat, no end": prepared(Dataset.from_list(chats), out, template=TEMPLATE.replace(" <eos>", "")),
         "plain": prepared(Dataset.from_list(PLAIN), out),
     }

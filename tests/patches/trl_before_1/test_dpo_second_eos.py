@@ -13,7 +13,7 @@ RULE_COVERAGE = {
     "no new blocking": "because it takes no lock and enters no collective",
     "as before": ("test_prompts_and_plain_text_are_the_same", "test_a_subclass_has_what_it_had"),
     "before, and so do": "test_a_subclass_has_what_it_had",
-    "without one, as in": "test_a_template_without_an_end_leaves_none",
+    "writes no end": "test_a_template_that_writes_no_end_keeps_the_trainers",
 }
 WORKER = "tests.patches.trl_before_1.dpo_second_eos_ranks"
 ENDED_BY_THE_TEMPLATE = {"chosen": [["w3", "<eos>"]], "rejected": [["w4", "w5", "<eos>"]]}
@@ -67,17 +67,17 @@ def test_rows_of_two_processes_are_told_too(report):
     }
 
 
-@pytest.mark.parametrize("case", ["chat, by a subclass", "chat, by a subclass on top"])
+@pytest.mark.parametrize("case", ["chat, by a subclass", "chat, by a subclass on top", "chat, in place of TRL's own"])
 def test_a_subclass_has_what_it_had(report, case):
     """Its own function got ``add_special_tokens=None``, which a tokenizer does not take and which is not False."""
     assert report["after"][case] == report["before"][case] == report["reverted"][case]
     assert answers(report["after"][case]) == ENDED_BY_THE_TEMPLATE
 
 
-def test_a_template_without_an_end_leaves_none(report):
-    """As the page says."""
-    assert answers(report["before"]["chat, no end"]) == ENDED_BY_THE_TEMPLATE
-    assert answers(report["after"]["chat, no end"]) == {"chosen": [["w3"]], "rejected": [["w4", "w5"]]}
+def test_a_template_that_writes_no_end_keeps_the_trainers(report):
+    """As a user may have it, who knows that the trainer adds one."""
+    for state in ("before", "after"):
+        assert answers(report[state]["chat, no end"]) == ENDED_BY_THE_TEMPLATE
 
 
 def test_its_condition_is_decided_once_for_each_data_set(report):
@@ -86,7 +86,7 @@ def test_its_condition_is_decided_once_for_each_data_set(report):
     Nothing is said of answers that are cut, of rows of another process, of a subclass, or of a template without an end.
     """
     reached = report["reached"]
-    assert (reached["calls"], reached["asked"], reached["held"]) == (8, 3, 2)
+    assert (reached["calls"], reached["asked"], reached["held"]) == (9, 3, 2)
 
 
 def test_a_rehearsal_finds_it(run_ranks):
