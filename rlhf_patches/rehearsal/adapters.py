@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..definitions.words import plural
+from . import window
 from .parameters import shown
 from .relation import Relation, Verdict
 
@@ -100,8 +101,6 @@ def _strangers(
     model: torch.nn.Module, layers: dict[str, Any], configs: dict[str, Any], active: list[str]
 ) -> Iterator[str]:
     """A file of a LoRA adapter must not have another adapter's parameters."""
-    from peft import get_peft_model_state_dict
-
     for adapter in active:
         if str(getattr(configs[adapter].peft_type, "value", "")) not in ("LORA", "ADALORA"):
             continue
@@ -115,10 +114,18 @@ def _strangers(
         }
         if not places:
             continue
-        saved = get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False)
-        found = [places[each.data_ptr()] for each in saved.values() if each.data_ptr() in places]
+        file = saved(model, adapter)
+        found = [places[each.data_ptr()] for each in file.values() if each.data_ptr() in places]
         if found:
-            yield f"{len(found)} of {len(saved)} saved tensors of {adapter} belong to {shown(sorted({*found}))}"
+            yield f"{len(found)} of {len(file)} saved tensors of {adapter} belong to {shown(sorted({*found}))}"
+
+
+def saved(model: torch.nn.Module, adapter: str) -> dict[str, torch.Tensor]:
+    """Return what PEFT would write into an adapter's file."""
+    from peft import get_peft_model_state_dict
+
+    made: dict[str, torch.Tensor] = get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False)
+    return made
 
 
 def _drift(layers: dict[str, Any]) -> Iterator[str]:
@@ -131,7 +138,7 @@ def _drift(layers: dict[str, Any]) -> Iterator[str]:
         weight = layer.get_base_layer().weight
         if type(layer.get_base_layer()) is torch.nn.Linear and weight.dtype in _LOW:
             apart = _merged_and_back(layer, weight)
-            changed, most = changed + (apart > 0), max(most, apart)
+            changed, most = changed + (apart > window.FLOOR), max(most, apart)
     if changed:
         number = plural(changed, "layer", "layers")
         yield f"each merge and its reverse change the base weights of {number} by up to {most:.0e}"

@@ -20,11 +20,11 @@ def mode(model: torch.nn.Module) -> Iterator[None]:
     kept = [(module, module.training) for module in model.modules()]
     try:
         for module, _ in kept:
-            vars(module)["training"] = False
+            module.training = False
         yield
     finally:
         for module, training in kept:
-            vars(module)["training"] = training
+            module.training = training
 
 
 def planned(trainer: Any) -> bool:

@@ -104,7 +104,7 @@ class Replay:
 
     def alone(self, call: Call) -> torch.Tensor:
         """Compute the loss of a micro-batch alone."""
-        with self._one_micro_batch():
+        with self.one_micro_batch():
             try:
                 if self._of_its_own_tokens:
                     return self.again(self._with_its_own_total(call), {}) / self._trainer.accelerator.num_processes
@@ -121,7 +121,8 @@ class Replay:
         return bool(getattr(self._trainer.args, "average_tokens_across_devices", False))
 
     @contextlib.contextmanager
-    def _one_micro_batch(self) -> Iterator[None]:
+    def one_micro_batch(self) -> Iterator[None]:
+        """Set the trainer's numbers of micro-batches to 1 within the context."""
         args, trainer = self._trainer.args, self._trainer
         # TRL's GRPO multiplies by steps_per_generation.
         names = ("gradient_accumulation_steps", "steps_per_generation")
@@ -154,7 +155,7 @@ class Replay:
         """Whether the loss divides by a number from the micro-batch's inputs, as TRL's losses do."""
         if _total(call) is None:
             return False
-        with self._one_micro_batch():
+        with self.one_micro_batch():
             one = float(self.again(call, {}).detach())
             half = float(self.again(_with_total(call, _total(call) * 2), {}).detach())
         self._where.after_forward()

@@ -159,13 +159,18 @@ class Rehearsal:
         else:
             relations += self._of_the_window()
             relations.append(parameters.optimizers(self._trainer.optimizer, self._where.named))
-            whole, merges = type(self._where) is sharding.Whole, bool(getattr(self._trainer.args, "use_vllm", False))
-            of_adapters = adapters.relation(self._inner, sharded=not whole, merges=merges)
-            relations += [of_adapters] if of_adapters is not None else []
+            relations += self._of_adapters()
         calls = self._steps[0].calls
         tokenizer = getattr(self._trainer, "processing_class", None)
         self.trained_on = labels.read(calls[0].inputs if calls else self._steps[0].inputs, tokenizer)
         return [*relations, self.trained_on.relation()] if self.trained_on is not None else relations
+
+    def _of_adapters(self) -> list[Relation]:
+        whole, merges = type(self._where) is sharding.Whole, bool(getattr(self._trainer.args, "use_vllm", False))
+        made = self._attempt(lambda: adapters.relation(self._inner, sharded=not whole, merges=merges))
+        if isinstance(made, ranks.Mine):
+            return [not_checked(adapters.NAME, made.problem)]
+        return [made] if made is not None else []
 
     def _cannot(self) -> str:
         if self._why_not:
@@ -200,7 +205,10 @@ class Rehearsal:
             relations.append(self._one_by_one(calls[0]))
             relations.append(self._by_formula(calls[0]))
             relations += [self._by_plain_loss(calls[0])] if fused.used(self._trainer) else []
-            relations += [self._evaluated(calls[0])] if evaluation.planned(self._trainer) else []
+            if all(
+                each.used for each in ranks.gathered(ranks.Mine(used=torch.tensor(evaluation.planned(self._trainer))))
+            ):
+                relations.append(self._evaluated(calls[0]))
             return [*relations, seen.relation()]
         finally:
             end.put_back()
@@ -406,7 +414,7 @@ class Rehearsal:
             with evaluation.mode(self._inner):
                 own = float(self._replay.alone(call).detach().double())
                 self._where.after_forward()
-                with self._replay.restored(call):
+                with self._replay.one_micro_batch(), self._replay.restored(call):
                     found = evaluation.loss(self._trainer, self._inner, states.copy_of(call.inputs))
                 self._where.after_forward()
             if found is None:

@@ -207,24 +207,31 @@ def in_one_layer(use: Use) -> None:
 SIZES = {"num_hidden_layers": 3, "num_key_value_heads": 2}
 
 
-def with_liger(case: str) -> Callable[[Use], None]:
-    """A preference trainer with Liger's loss and not its kernels, which would be interpreted."""
+def kto_with_liger(**chosen: Any) -> Callable[[Use], None]:
+    """KTO with Liger's loss and not its kernels, which would be interpreted."""
 
     def build(use: Use) -> None:
         torch._dynamo.config.disable = True  # Liger compiles its loss, for which there are minutes of C++ here
-        from tests.patches.trl import dpo_liger_settings_ranks as dpo
         from tests.patches.trl import kto_liger_reference_ranks as kto
 
-        if case == "KTO":
-            use(kto.trainer(Path(states.folder())))
-            return
+        use(kto.trainer(Path(states.folder()), **chosen))
+
+    return build
+
+
+def dpo_with_liger(loss_type: str, **chosen: Any) -> Callable[[Use], None]:
+    """DPO in the same way."""
+
+    def build(use: Use) -> None:
+        torch._dynamo.config.disable = True
         from datasets import Dataset
         from trl import DPOConfig, DPOTrainer
 
         from rlhf_patches.patches.trl.proofs import small
+        from tests.patches.trl import dpo_liger_settings_ranks as dpo
 
-        settings = {"per_device_train_batch_size": 2, "use_liger_kernel": True, "liger_kernel_config": dpo.LOSS_ALONE}
-        settings |= {**small.STEPS, **dpo.CASES[case], "gradient_accumulation_steps": 2}
+        settings = {**small.STEPS, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, **chosen}
+        settings |= {"use_liger_kernel": True, "liger_kernel_config": dpo.LOSS_ALONE, "loss_type": [loss_type]}
         policy, reference = small.model(), small.model()
         with torch.no_grad():
             for parameter in reference.parameters():
@@ -242,34 +249,61 @@ def with_liger(case: str) -> Callable[[Use], None]:
     return build
 
 
-def with_tools(use: Use) -> None:
-    """GRPO with Liger's loss, and completions of which some tokens are a tool's."""
-    torch._dynamo.config.disable = True
-    from rlhf_patches.patches.trl.proofs import small
-    from tests.patches.trl import grpo_liger_tools_ranks as grpo
+def grpo_with_liger(loss_type: str = "grpo", tools: bool = False, **chosen: Any) -> Callable[[Use], None]:
+    """GRPO in the same way; perhaps with completions of which some tokens are a tool's."""
 
-    grpo.without_optional_packages()
-    trainer = small.rollouts(
-        "GRPO",
-        Path(states.folder()),
-        [lambda completions, **_: [float(at) for at, _ in enumerate(completions)]],
-        liger_kernel_config=grpo.LOSS_ALONE,
-        generation_kwargs={"min_new_tokens": 4},
-        use_liger_kernel=True,
-        loss_type="grpo",
-        ddp_backend=None,
-    )
-    trainer.liger_grpo_loss.compiled = False
-    generate, tools = trainer._generate_and_score_completions, trainer.tools
+    def build(use: Use) -> None:
+        torch._dynamo.config.disable = True
+        from rlhf_patches.patches.trl.proofs import small
+        from tests.patches.trl import grpo_liger_tools_ranks as grpo
+
+        if tools:
+            grpo.without_optional_packages()
+        trainer = small.rollouts(
+            "GRPO",
+            Path(states.folder()),
+            [lambda completions, **_: [float(at) for at, _ in enumerate(completions)]],
+            liger_kernel_config=grpo.LOSS_ALONE,
+            generation_kwargs={"min_new_tokens": 2},
+            use_liger_kernel=True,
+            loss_type=loss_type,
+            ddp_backend=None,
+            **chosen,
+        )
+        if tools:
+            trainer.liger_grpo_loss.compiled = False
+            _answered_by_tools(trainer, grpo.tool_mask)
+        use(trainer)
+
+    return build
+
+
+def _answered_by_tools(trainer: Any, mask: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    generate, none = trainer._generate_and_score_completions, trainer.tools
 
     def with_a_tool_s(*given: Any) -> Any:
-        trainer.tools = tools
+        trainer.tools = none
         made = generate(*given)
         trainer.tools = [len]  # this release asks for these, and not for the mask
-        return {**made, "tool_mask": grpo.tool_mask(made["completion_mask"])}
+        return {**made, "tool_mask": mask(made["completion_mask"])}
 
     trainer._generate_and_score_completions = with_a_tool_s
-    use(trainer)
+
+
+SMOOTHED = {"label_smoothing": 0.2}
+DPO_WITH_LIGER = ("sigmoid", "hinge", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop")
+GRPO_WITH_LIGER = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo")
+WITH_LIGER: dict[str, Callable[[Use], None]] = {
+    **{f"DPO with Liger, {loss}": dpo_with_liger(loss) for loss in DPO_WITH_LIGER},
+    "DPO with Liger, exo_pair": dpo_with_liger("exo_pair", **SMOOTHED),
+    "DPO with Liger, robust": dpo_with_liger("robust", **SMOOTHED),
+    "DPO with Liger, smoothed": dpo_with_liger("sigmoid", **SMOOTHED),
+    "KTO with Liger": kto_with_liger(),
+    "KTO with Liger, two adapters": kto_with_liger(wrapped=True),
+    "KTO with Liger, two models": kto_with_liger(peft=False),
+    **{f"GRPO with Liger, {loss}": grpo_with_liger(loss, gradient_accumulation_steps=2) for loss in GRPO_WITH_LIGER},
+    "GRPO with Liger, reused": grpo_with_liger(num_iterations=2, gradient_accumulation_steps=2),
+}
 
 
 def of_the_hunt(name: str, **settings: Any) -> Callable[[Use], None]:
@@ -292,10 +326,8 @@ CASES: dict[str, Callable[[Use], None]] = {
     "two names": with_adapters("policy", "policy_ref"),
     "merged": with_adapters("policy", merges=True),
     "one layer": in_one_layer,
-    "robust": with_liger("robust"),
-    "sigmoid": with_liger("sigmoid"),
-    "KTO": with_liger("KTO"),
-    "tools": with_tools,
+    "tools": grpo_with_liger(tools=True),
+    **WITH_LIGER,
     "evaluated": of_the_hunt("transformers/llama", evaluated=4, accumulation=1, ranks=2),
     "evaluated, T5": of_the_hunt("transformers/t5", evaluated=4, accumulation=1, ranks=2),
     "smoothed and compiled": of_the_hunt("transformers/smoothed", compiled=True),
@@ -308,6 +340,7 @@ CASES: dict[str, Callable[[Use], None]] = {
 def main() -> None:
     parser = states.parser()
     parser.add_argument("cases", nargs="+", choices=[*CASES])
+    parser.add_argument("--right", action="store_true", help="with the patches only")
     options = parser.parse_args()
     os.chdir(options.out)
     rank = os.environ.get("RANK", "0")
@@ -315,7 +348,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     for case in options.cases:
         found[case] = {}
-        for patches in runs.PATCHES:
+        for patches in runs.PATCHES[options.right :]:
             relations: list[Relation] = []
             with runs.noted(patches) as acted:
                 CASES[case](lambda trainer, into=relations: into.extend(runs.rehearsed(trainer)))  # type: ignore[misc]

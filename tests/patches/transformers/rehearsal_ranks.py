@@ -36,6 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "float32 sums": {"deepspeed": {"data_types": {"grad_accum_dtype": "fp32"}}},
     "packing": {"packing": True},
     "padding-free": {"padding_free": True},
+    "evaluated": {"evaluated": 4},
     "two of three": {"micro_batch": 3, "accumulation": 2, "rows": 12},
 }
 """Of the trainers' settings; a trainer that does not take one of them is not run."""

@@ -257,6 +257,31 @@ def test_no_right_run_is_called_wrong(run_ranks, release, variant):
         assert rows[WINDOW]["verdict"] != "not checked", name
 
 
+EVALUATED = (
+    *(
+        f"transformers/{name}"
+        for name in ("llama", "gpt2", "mixtral", "mamba", "t5", "bart", "bert-classes", "smoothed")
+    ),
+    *(f"transformers/{name}" for name in ("bert-masked", "bert-tokens", "llama-classes", "llama-tokens")),
+    *(f"trl/{name}" for name in ("sft", "dpo", "kto", "reward", "orpo", "cpo", "gkd")),
+)
+WRONG_ON_RANKS = {"trl/gkd": "evaluation reports 0.176"}
+"""A loss of its own, which transformers-eval-loss leaves as released: divided by the tokens of both ranks."""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_right_evaluation_is_not_called_wrong(run_ranks, ranks):
+    """19 trainers that evaluate, with the patches on."""
+    for found in run_ranks(WORKER, "on", *EVALUATED, "--variant", "evaluated", levels=TRL, ranks=ranks):
+        for name in EVALUATED:
+            row, wrong = found[name]["evaluation loss"], WRONG_ON_RANKS.get(name) if ranks > 1 else None
+            assert row["verdict"] == ("deviates" if wrong else "holds"), name
+            assert (wrong or "") in row["text"]
+            others = [each for key, each in found[name].items() if key not in ("acted", "evaluation loss")]
+            assert not [each for each in others if each["verdict"] == "deviates"], name
+
+
 def test_what_is_no_trainer():
     with pytest.raises(TypeError, match=r"rehearse expects a transformers\.Trainer, not a dict"):
         rlhf_patches.rehearse({})

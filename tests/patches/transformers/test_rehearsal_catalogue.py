@@ -62,7 +62,7 @@ CASES = (
     Case("peft-save-adapter-prefix", "two names", "2 of 4 saved tensors of policy", ADAPTERS, "peft-0.18"),
     Case("peft-lora-merge-drift", "merged", "each merge and its reverse change", ADAPTERS, "peft-0.18"),
     Case("transformers-eval-loss", "evaluated", "evaluation reports 4.66", EVALUATION, ranks=2),
-    Case("trl-dpo-liger-settings", "robust", "is not the plain loss", FUSED, levels=PREFERENCES),
+    Case("trl-dpo-liger-settings", "DPO with Liger, robust", "is not the plain loss", FUSED, levels=PREFERENCES),
 )
 MORE = (
     Case("trl-grpo-truncated-count", "truncated", "0.759 x the mean over the generation's tokens", release="trl-1.5"),
@@ -83,7 +83,7 @@ MORE = (
     Case("deepspeed-zero3-rare-parameters", "rare, partitioned", "of the gradient comes from no micro-batch", ranks=2),
     Case("peft-layers-to-transform", "one layer", "6 of 9 adapted modules", ADAPTERS, levels=MIXTURE),
     Case("trl-grpo-liger-tools", "tools", "is not the plain loss", FUSED, levels=TOOLS),
-    Case("trl-kto-liger-reference", "KTO", "is not the plain loss", FUSED, levels=PREFERENCES),
+    Case("trl-kto-liger-reference", "KTO with Liger", "is not the plain loss", FUSED, levels=PREFERENCES),
     Case("trl-sft-first-label", "flattened", "another document affects a document", DOCUMENTS, levels=FLATTENED),
 )
 
@@ -105,3 +105,14 @@ def test_it_is_found_and_repaired(run_ranks, case):
         assert repaired[case.relation]["verdict"] == "holds"
         assert not [row for row in repaired.values() if row["verdict"] == "deviates"]
         assert case.patch in acted["repaired"] + acted["ran"]
+
+
+@pytest.mark.exhaustive
+def test_liger_s_losses_that_are_right_or_repaired_hold(run_ranks):
+    """22 trainers of TRL 1.12, each of whose losses has both forms."""
+    (found,) = run_ranks(WORKER, *runs.WITH_LIGER, "--right", levels=PREFERENCES, ranks=1)
+    for name in runs.WITH_LIGER:
+        rows = {key: row for key, row in found[name]["on"].items() if key != "acted"}
+        assert rows[FUSED]["verdict"] == "holds", name
+        assert rows[FUSED]["measured"] != "0e+00", name
+        assert not [row for row in rows.values() if row["verdict"] == "deviates"], name
