@@ -29,7 +29,9 @@ model without the wrapper.
 
 Without label smoothing the patch looks up nothing; if the name is a causal model's, nothing changes. Encoder-decoders
 and classifiers stay bit for bit what they are, wrapped or not. The labels of your own class under another name, and of
-vision-language models whose names are in another list (Qwen2.5-VL), are not shifted, as released.""",
+vision-language models whose names are in another list (Qwen2.5-VL), are not shifted, as released. A `compute_loss` or a
+`label_smoother` that is not transformers' or TRL's own may shift labels itself: all is left as released, and rank 0
+logs one line.""",
     references=(
         "https://github.com/huggingface/transformers/issues/17960",
         "https://github.com/huggingface/transformers/issues/27161",
@@ -41,9 +43,9 @@ vision-language models whose names are in another list (Qwen2.5-VL), are not shi
                 Rewrite(
                     target="transformers.trainer:Trainer.compute_loss",
                     pattern=_IS_CAUSAL,
-                    replacement=f"({_IS_CAUSAL} or $NAME(unwrapped_model) in {_NAMES})",
+                    replacement=f"({_IS_CAUSAL} or $NAME(self, unwrapped_model) in {_NAMES})",
                     alongside=("unwrapped_model._get_name()",),
-                    uses={"NAME": f"{__package__}._wrapped_names:name_within"},
+                    uses={"NAME": f"{__package__}._wrapped_names:name_for"},
                 ),
             ),
         ),

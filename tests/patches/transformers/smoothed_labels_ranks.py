@@ -14,6 +14,7 @@ import transformers
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from transformers.trainer_pt_utils import LabelSmoother
 
 from rlhf_patches.patches.transformers import _known_loss, _wrapped_names
 from rlhf_patches.patches.transformers.proofs import smoothed_labels_ranks
@@ -80,6 +81,38 @@ def loss_within(make: Make, wrap: Callable[[Any], Any]) -> dict[str, Any]:
     return {**found, "touched": touched}
 
 
+class Shifting(LabelSmoother):
+    """A user's own workaround: it shifts by itself."""
+
+    def __call__(self, outputs: Any, labels: Any, shift_labels: bool = False, **others: Any) -> Any:
+        logits = {"logits": outputs["logits"][:, :-1].contiguous()}
+        return super().__call__(logits, labels[:, 1:].contiguous(), shift_labels=shift_labels, **others)
+
+
+def with_shifting_smoother(trainer: Any) -> None:
+    trainer.label_smoother = Shifting(trainer.label_smoother.epsilon)
+
+
+def with_shifting_loss(trainer: Any) -> None:
+    """Another one: the labels are shifted before the trainer's own function."""
+
+    def compute_loss(model: Any, inputs: Any, *given: Any, **options: Any) -> Any:
+        labels = torch.nn.functional.pad(inputs["labels"][:, 1:], (0, 1), value=-100)
+        return transformers.Trainer.compute_loss(trainer, model, {**inputs, "labels": labels}, *given, **options)
+
+    trainer.compute_loss = compute_loss
+
+
+def shifted_by_user(change: Callable[[Any], None]) -> dict[str, Any]:
+    """By compute_loss(), with a compiled model, and a user's own code that shifts the labels."""
+    model = made(dense)
+    with trainer_of(model, "tokens") as trainer:
+        change(trainer)
+        loss = trainer.compute_loss(compiled(model), dict(Collator()(data("tokens"))))
+    loss.backward()
+    return outcome(dense, loss.item(), gradients(model), 0, causal=True)
+
+
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     **smoothed_labels_ranks.CASES,
     "compiled before": lambda: step(dense, before=compiled),
@@ -94,6 +127,8 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "classifier, compiled": lambda: step(classifier, kind="classes", **COMPILED),
     "own class": lambda: step(another, causal=False),
     "own class, compiled": lambda: step(another, causal=False, **COMPILED),
+    "shifted by a smoother": lambda: shifted_by_user(with_shifting_smoother),
+    "shifted by compute_loss": lambda: shifted_by_user(with_shifting_loss),
     "not smoothed": lambda: step(dense, label_smoothing_factor=0, **COMPILED),
 }
 

@@ -22,7 +22,7 @@ RULE_COVERAGE = {
     "no new blocking": "because it reads attributes of the model: no lock, no collective",
     "bit for bit": "test_what_is_not_causal_stays",
     "the patch looks up nothing": "test_where_the_name_is_found_nothing_is_asked",
-    "as released": "test_what_is_not_causal_stays",
+    "as released": ("test_what_is_not_causal_stays", "test_what_a_user_shifts_is_not_shifted_again"),
     "Nothing is unwrapped, only read": "test_a_wrapped_model_is_only_read",
 }
 #: float32 against float64.
@@ -77,3 +77,9 @@ def test_where_the_name_is_found_nothing_is_asked(report, name):
 def test_what_is_not_causal_stays(report, name):
     assert {**report["after"][name], "asked": 0} == report["before"][name]
     assert report["after"][name]["asked"] == 1
+
+
+@pytest.mark.parametrize("name", ["shifted by a smoother", "shifted by compute_loss"])
+def test_what_a_user_shifts_is_not_shifted_again(report, name):
+    assert report["after"][name] == report["before"][name]
+    assert report["after"][name]["gradient off"] < TOLERANCE
