@@ -127,7 +127,21 @@ def accepted() -> list[Accepted]:
 
 
 def judge(configuration: Configuration, release: str | None, runner: Runner, known: Sequence[Accepted] = ()) -> Finding:
-    """As released, and with every patch on."""
+    """As released, and with every patch on; the run's own verdict has to say the same."""
+    finding = _compared(configuration, release, runner, known)
+    after = runner.ask(Run(configuration.trainer.name, release, dict(configuration.settings), ON)).result()
+    of_the_trainer = configuration.settings.get("by") != "formula"  # whose outcome has none of the trainer's numbers
+    if finding.kind == SAME and after.occurred and of_the_trainer:
+        return Finding(BROKEN, f"the same, and its verdict says that {', '.join(after.occurred)} occurred")
+    if finding.kind in (ACCEPTED, REPAIRED, CHANGED):
+        if after.outcome is not None and not after.occurred and not after.unknown:
+            return Finding(BROKEN, f"{finding.words}; its verdict says that no bug occurred")
+        said = ", ".join(after.occurred) or f"unknown: {', '.join(after.unknown)}"
+        return replace(finding, words=f"{finding.words}; verdict: {said}")
+    return finding
+
+
+def _compared(configuration: Configuration, release: str | None, runner: Runner, known: Sequence[Accepted]) -> Finding:
     name = configuration.trainer.name
     off, on = (runner.ask(Run(name, release, dict(configuration.settings), patches)) for patches in (OFF, ON))
     before, after = off.result(), on.result()

@@ -91,6 +91,9 @@ compilation, checkpointing, LoRA, accumulation, ranks, packing and sharding.
 - `accepted`: another relation tests the result ([reasons](../hunt/reasons.toml)).
 - `cannot`: the configuration does not run, with or without patches.
 
+The run's own verdict is compared too. If numbers differ, it names a bug that occurred, or one that it cannot decide. If
+they are equal, it names none.
+
 No configuration with a right result changed.
 """
 

@@ -44,6 +44,8 @@ class Result:
         failed: how, in a line; None where it has not.
         cannot: why the release has no such trainer or setting; None where it has.
         applied: the patches that were applied.
+        occurred: those that change results and whose bug occurred, on any rank.
+        unknown: those that ran, and cannot tell.
         seconds: of CPU, of all ranks.
     """
 
@@ -51,6 +53,8 @@ class Result:
     failed: str | None = None
     cannot: str | None = None
     applied: tuple[str, ...] = ()
+    occurred: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
     seconds: float = 0.0
 
 
@@ -107,4 +111,8 @@ class Runner:
             return Result(None, raised[0].strip().partition("\n")[0][:200], applied=applied, seconds=seconds)
         if how is not None:
             return Result(None, f"ends: {how[0]}", applied=applied, seconds=seconds)
-        return Result(outcomes.load(out), applied=applied, seconds=seconds)
+        occurred, unknown = (
+            tuple(sorted({patch for report in reports for patch in report.get(of, ())}))
+            for of in ("occurred", "unknown")
+        )
+        return Result(outcomes.load(out), None, None, applied, occurred, unknown, seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,23 @@ def main() -> None:
     except Exception as error:
         traceback.print_exc()
         report["raised"] = f"{type(error).__name__}: {error}"
+    report |= verdict()
     report["seconds"] = sum(os.times()[:2])
     (options.out / f"rank{rank}.json").write_text(json.dumps(report))
     if "raised" in report and not alone:
         raise SystemExit(1)  # the others may wait for this rank in a collective; now they are killed
+
+
+def verdict() -> dict[str, list[str]]:
+    """The patches that change results and whose bug occurred in this process; all that ran and cannot tell."""
+    if "rlhf_patches" not in sys.modules:
+        return {}
+    import rlhf_patches
+
+    rows = [row for row in rlhf_patches.report() if row.status == "applied"]
+    unknown = [row for row in rows if row.reached and not row.was_met and row.reached.asked < row.reached.calls]
+    occurred = [row.name for row in rows if row.was_met and row.changes_numbers]
+    return {"occurred": occurred, "unknown": [row.name for row in unknown]}
 
 
 def patched(patches: str) -> list[str]:

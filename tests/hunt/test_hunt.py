@@ -80,12 +80,15 @@ CELL = cells.Cell(
 class Answers:
     """A runner whose results are given: by accumulation, and by what is applied."""
 
-    def __init__(self, by_patches, applied=("helps", "does-not")):
+    def __init__(self, by_patches, applied=("helps", "does-not"), verdict=((), ("helps",))):
         self.by_patches, self.applied, self.helped = by_patches, applied, []
+        self.occurred, self.unknown = verdict
 
     def ask(self, run):
         found = self.by_patches.get(run.patches, self.by_patches["off"])[run.settings["accumulation"] == 8]
-        result = Result(found, applied=self.applied) if isinstance(found, dict) else Result(None, found)
+        result = Result(None, found)
+        if isinstance(found, dict):
+            result = Result(found, None, None, self.applied, self.occurred, self.unknown)
         answer = Future()
         answer.set_result(result)
         return answer
@@ -149,6 +152,22 @@ HELD = {"objects": {"model": "compiled"}}
 )
 def test_what_patches_may_change(by_patches, kind):
     assert check_patches.judge(CONFIGURATION, None, Answers(by_patches)).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("on", "verdict", "kind"),
+    [
+        (RIGHT, (("helps",), ()), "repaired"),
+        (RIGHT, ((), ("helps",)), "repaired"),
+        (RIGHT, ((), ()), "BROKEN"),
+        (WRONG, (("helps",), ()), "BROKEN"),
+        (WRONG, ((), ("helps",)), "same"),
+    ],
+    ids=["it occurred", "nobody knows", "a false never", "a false alarm", "the same, nobody knows"],
+)
+def test_the_runs_own_verdict_has_to_say_the_same(on, verdict, kind):
+    answers = Answers({"off": WRONG, "on": on}, verdict=verdict)
+    assert check_patches.judge(CONFIGURATION, None, answers).kind == kind
 
 
 @pytest.mark.parametrize(
