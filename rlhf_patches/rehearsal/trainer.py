@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
-from . import adapters, evaluation, formula, fused, labels, parameters, pieces, ranks, sharding, states, window
+from . import adapters, evaluation, formula, fused, labels, parameters, pieces, ranks, rates, sharding, states, window
 from .relation import Relation, Verdict, micro_batches, not_checked
 from .replay import Call, Kept, Replay, Step
 
 WINDOW = "micro-batch weights"
 COPIES = "duplicated micro-batch"
+_REPLACED = ("training_step", "compute_loss", "create_optimizer")
 SLOPE = "directional derivative"
 RANKS = "gradient across ranks"
 _SCALE = 0.7310585786300049
@@ -55,9 +56,11 @@ class Rehearsal:
     def begun(self) -> Iterator[None]:
         """Rehearse the first window that is trained within the context."""
         mine = vars(self._trainer)
-        before = {name: mine[name] for name in ("training_step", "compute_loss") if name in mine}
+        before = {name: mine[name] for name in _REPLACED if name in mine}
         self._engine: tuple[Any, Any] | None = None
         self._step, self._loss = self._trainer.training_step, self._trainer.compute_loss
+        create_optimizer = self._trainer.create_optimizer
+        self._rates = rates.of_groups(self._trainer.optimizer)
 
         @functools.wraps(self._step)
         def training_step(*given: Any, **named: Any) -> Any:
@@ -67,10 +70,17 @@ class Rehearsal:
         def compute_loss(*given: Any, **named: Any) -> Any:
             return self._in_loss(*given, **named)
 
+        @functools.wraps(create_optimizer)
+        def noting_rates(*given: Any, **named: Any) -> Any:
+            made = create_optimizer(*given, **named)
+            self._rates = rates.of_groups(self._trainer.optimizer)
+            return made
+
         # Patches look for the class's own function.
         if (function := getattr(self._loss, "__func__", None)) is not None:
             compute_loss.__func__ = function  # type: ignore[attr-defined]
         self._trainer.training_step, self._trainer.compute_loss = training_step, compute_loss
+        self._trainer.create_optimizer = noting_rates
         self._before = before
         try:
             yield
@@ -83,7 +93,7 @@ class Rehearsal:
             vars(engine).pop("step", None)
             vars(engine).update(before)
             self._engine = None
-        for name in ("training_step", "compute_loss"):
+        for name in _REPLACED:
             if name in self._before:
                 setattr(self._trainer, name, self._before[name])
             else:
@@ -159,11 +169,20 @@ class Rehearsal:
         else:
             relations += self._of_the_window()
             relations.append(parameters.optimizers(self._trainer.optimizer, self._where.named))
-            relations += self._of_adapters()
+            relations += [*self._of_rates(), *self._of_adapters()]
         calls = self._steps[0].calls
         tokenizer = getattr(self._trainer, "processing_class", None)
         self.trained_on = labels.read(calls[0].inputs if calls else self._steps[0].inputs, tokenizer)
         return [*relations, self.trained_on.relation()] if self.trained_on is not None else relations
+
+    def _of_rates(self) -> list[Relation]:
+        trainer = self._trainer
+        if trainer.lr_scheduler is None or self._rates is None:
+            return []
+        made = self._attempt(
+            lambda: rates.relation(trainer.optimizer, trainer.lr_scheduler, self._rates, trainer.state.max_steps)
+        )
+        return [not_checked(rates.NAME, made.problem) if isinstance(made, ranks.Mine) else made]
 
     def _of_adapters(self) -> list[Relation]:
         whole, merges = type(self._where) is sharding.Whole, bool(getattr(self._trainer.args, "use_vllm", False))

@@ -148,6 +148,36 @@ def flattened(use: Use) -> None:
     )
 
 
+class OwnRates(transformers.Trainer):
+    """Trains the head faster."""
+
+    optimizer: Any
+
+    def create_optimizer(self, *_: Any) -> Any:
+        parts: dict[bool, list[Any]] = {True: [], False: []}
+        for name, parameter in self.model.named_parameters():
+            parts["lm_head" in name].append(parameter)
+        groups = [{"params": parts[False], "lr": 1e-3}, {"params": parts[True], "lr": 1e-2}]
+        self.optimizer = self.optimizer or torch.optim.AdamW(groups)
+        return self.optimizer
+
+
+def with_rates(use: Use) -> None:
+    """DeepSpeed's own warm-up, of groups with learning rates of their own."""
+
+    def own(trainer: Any) -> None:
+        trainer.__class__ = OwnRates
+        use(trainer)
+
+    warmup = {"scheduler": {"type": "WarmupLR", "params": {}}}
+    runs.build("transformers/llama", own, sharding="zero2", deepspeed=warmup, ranks=2, steps=6, rows=64)
+
+
+def with_an_empty_group(use: Use) -> None:
+    """LoRA of transformers 4, whose group without weight decay is empty, and which makes its scheduler first."""
+    runs.build("transformers/llama", use, lora=True, sharding="zero2", ranks=2, steps=6, rows=64)
+
+
 def with_adapters(*names: str, frozen: bool = False, merges: bool = False) -> Callable[[Use], None]:
     """A policy's adapter and others; frozen ones are loaded, and then a head is trained besides.
 
@@ -326,6 +356,8 @@ CASES: dict[str, Callable[[Use], None]] = {
     "two names": with_adapters("policy", "policy_ref"),
     "merged": with_adapters("policy", merges=True),
     "one layer": in_one_layer,
+    "own rates": with_rates,
+    "an empty group": with_an_empty_group,
     "tools": grpo_with_liger(tools=True),
     **WITH_LIGER,
     "evaluated": of_the_hunt("transformers/llama", evaluated=4, accumulation=1, ranks=2),

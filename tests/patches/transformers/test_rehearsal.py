@@ -222,6 +222,16 @@ def test_a_run_after_a_rehearsal_is_the_run_without_it(run_ranks, names):
         assert begun_again == by_itself, name
 
 
+@pytest.mark.exhaustive
+def test_a_run_with_adapters_and_evaluations_goes_on_as_without_it(run_ranks):
+    names = ("transformers/llama", "trl/sft", "trl/dpo", "trl/kto", "trl/reward")
+    (found,) = run_ranks(WORKER, "go-on", *names, "--variant", "evaluated, LoRA", levels=TRL, ranks=1)
+    for name in names:
+        by_itself, going_on, begun_again = found[name]
+        assert going_on == by_itself, name
+        assert begun_again == by_itself, name
+
+
 RELEASES = (None, "trl-1.5", "trl-1.16")
 NOT_RUN = {("LoRA", "transformers/mamba")}
 """PEFT takes no projection of it."""

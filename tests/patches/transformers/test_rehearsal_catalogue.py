@@ -17,7 +17,7 @@ from tests.patches.transformers import rehearsal_catalogue_ranks as runs
 WORKER = runs.__name__
 FORMULA, EVALUATION, FUSED = "reference loss", "evaluation loss", "fused loss"
 WINDOW, TRAINED, ADAPTERS = "micro-batch weights", "trainable parameters", "adapters"
-DOCUMENTS = "per-document gradients"
+DOCUMENTS, RATES = "per-document gradients", "learning rates"
 
 
 def folders(*releases: str) -> str:
@@ -32,6 +32,7 @@ LIGER = Level("tests.harness.loading:torch_and_interpreter", folders("liger-0.8"
 LOADED = "tests.harness.loading:trl_kto_with_liger"
 PREFERENCES = (LIGER, Level(LOADED, folders("trl==1.12.0")))
 TOOLS = (LIGER, Level(LOADED, folders("trl==0.28.0", "trl-1.5")))
+GROUPS = beside("deepspeed-0.18.9", "trl", "transformers-4.57")
 MIXTURE = beside("peft-0.18", "peft", "transformers-4.57")
 
 
@@ -83,6 +84,16 @@ MORE = (
     Case("deepspeed-zero3-rare-parameters", "rare, partitioned", "of the gradient comes from no micro-batch", ranks=2),
     Case("peft-layers-to-transform", "one layer", "6 of 9 adapted modules", ADAPTERS, levels=MIXTURE),
     Case("trl-grpo-liger-tools", "tools", "is not the plain loss", FUSED, levels=TOOLS),
+    Case("deepspeed-empty-groups", "an empty group", "raises ValueError: zip()", RATES, levels=GROUPS, ranks=2),
+    Case(
+        "deepspeed-group-learning-rates",
+        "own rates",
+        "[0.001 0.01] become [0.0001 0.0001]",
+        RATES,
+        "deepspeed-0.18.9",
+        ranks=2,
+        verdict="note",
+    ),
     Case("trl-kto-liger-reference", "KTO with Liger", "is not the plain loss", FUSED, levels=PREFERENCES),
     Case("trl-sft-first-label", "flattened", "another document affects a document", DOCUMENTS, levels=FLATTENED),
 )
