@@ -203,9 +203,9 @@ of a subclass of `CosineAnnealingWarmRestarts` or of DeepSpeed's schedulers.
 The patch detects schedulers that derive from torch's `LRScheduler` whether or not they were passed to
 `deepspeed.initialize`, and DeepSpeed's own if they were passed. It does not detect a scheduler that `gc.freeze()` hides
 from the garbage collector, unless it was passed. The format of their state does not change, so checkpoints fit with and
-without the patch. A scheduler that is made afterwards (a callable passed as `lr_scheduler`, one from DeepSpeed's
-configuration, that of transformers since 5.1) sees the remaining groups, as before. If no group is empty, the patch
-does nothing.""",
+without the patch; a pickled scheduler, instead of its state, needs this package. A scheduler that is made afterwards (a
+callable passed as `lr_scheduler`, one from DeepSpeed's configuration, that of transformers since 5.1) sees the
+remaining groups, as before. If no group is empty, the patch does nothing.""",
     changes_numbers="""\
 Since DeepSpeed 0.3.13, without torch 2.10's check, groups after an empty group were trained at another group's learning
 rate. This matters if the learning rates differ: with PEFT's LoRA+, the B matrices had the learning rate of the

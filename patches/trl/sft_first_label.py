@@ -17,13 +17,13 @@ def without_first(labels: list[Any], tokens: list[Any], positions: list[Any] | N
 
     Args:
         labels: of each example, or of the row.
-        tokens: likewise. A data set's own labels that differ from the tokens may be shifted already, and stay.
+        tokens: likewise. Labels that differ from them are a data set's own, which may be shifted already, and stay.
         positions: likewise; None for a trainer without FlashAttention.
     """
     import torch
 
     row = torch.cat(labels, dim=0)
-    if positions is None or bool(((row != -100) & (row != torch.cat(tokens, dim=0))).any()):
+    if positions is None or bool((row != torch.cat(tokens, dim=0)).any()):
         return row
     return row.masked_fill(torch.cat(positions, dim=0) == 0, -100)
 
@@ -73,8 +73,8 @@ In such rows the patch sets the labels to -100 where positions restart, as 0.23.
 of tokens that divides them then equal those of the separate examples. In 0.22.2 and 0.23.0 the patch sets the mask of
 rows with positions and `pad_to_multiple_of` to ones, as for rows without padding, so the positions decide;
 `num_tokens` includes the padding. Padded batches, completions, and attention other than FlashAttention stay bit for
-bit identical. So do a data set's own `labels`, if any label of the batch is neither -100 nor the token at its place:
-these labels may be shifted already. Not repaired: `padding_free` and packing without FlashAttention. TRL warns about
+bit identical. So do a data set's own `labels`, if any of them differs from the token at its place: they may be shifted
+already. Not repaired: `padding_free` and packing without FlashAttention. TRL warns about
 these settings, and their examples attend to each other in these releases.""",
     changes_numbers="""\
 Since TRL 0.19.0, SFT with FlashAttention, and padding_free or packing, trained on one wrong target per document. With

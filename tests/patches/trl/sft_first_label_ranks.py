@@ -138,6 +138,9 @@ def collated() -> dict[str, Any]:
     for name, rows in labels.items():
         batch = collate([{"input_ids": ids, "labels": row} for ids, row in zip(tokens, rows, strict=True)])
         found[name] = {key: value.tolist() for key, value in batch.items()}
+    # Each trained label is the token at its place, by chance.
+    alike = collate([{"input_ids": [4, 4, 4], "labels": [4, 4, -100]}, {"input_ids": [9, 9], "labels": [9, -100]}])
+    found["shifted, of one word"] = {key: value.tolist() for key, value in alike.items()}
     collate = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True, pad_to_multiple_of=8)
     found["padded"] = {key: value.tolist() for key, value in collate([{"input_ids": ids} for ids in tokens]).items()}
     return found

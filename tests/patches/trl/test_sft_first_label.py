@@ -83,6 +83,7 @@ def test_a_batch_keeps_what_was_right_in_it(trained):
     for state in ("before", "after"):
         batch = found[state]
         assert batch["shifted"]["labels"] == [[4, 5, -100, 9, -100]], state
+        assert batch["shifted, of one word"]["labels"] == [[4, 4, -100, 9, -100]], state
         assert batch["shifted"]["attention_mask"] == batch["copied"]["attention_mask"] == [[1] * 5], state
     assert found["before"]["copied"]["labels"] == [[3, 4, 5, 8, 9]]
     assert found["after"]["padded"] == {
