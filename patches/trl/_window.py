@@ -17,6 +17,13 @@ COUNTED = ("dapo", "cispo", "vespo")
 _METHODS = ("compute_loss", "training_step", "get_batch_samples", "_get_num_items_in_batch")
 _LOADING = ("get_train_dataloader", "_get_train_sampler")
 """The methods that yield a step's batch once per micro-batch of the step."""
+_AFTER_THE_LOSS = ("_inner_training_loop", "_run_epoch", "_clip_grad_norm")
+"""The methods of ``Trainer`` in which the gradients are complete, in one release or another."""
+_HOOKING = (
+    *("trl", "transformers", "accelerate", "torch", "deepspeed", "peft"),
+    *("liger_kernel", "bitsandbytes", "torchao", "rlhf_patches", "wandb"),
+)
+"""Packages whose hooks of gradients do not change their size."""
 _OF_GRPO = (
     *("training_step", "compute_loss", "_compute_loss"),
     *("_prepare_inputs", "_generate_and_score_completions", "_generate"),
@@ -110,7 +117,18 @@ def replaced(trainer: Any, loss_of: Callable[..., Any], *more: str) -> str:
 
 
 def _backward(trainer: Any) -> str:
-    return _released.others(trainer.accelerator, "backward")
+    """What changes the gradients after the loss and is not the releases' own; empty if nothing does."""
+    own = _released.others(trainer.accelerator, "backward", "clip_grad_norm_")
+    return own or _released.others(trainer, *_AFTER_THE_LOSS) or _hook(getattr(trainer, "model", None))
+
+
+def _hook(model: Any) -> str:
+    for parameter in model.parameters() if hasattr(model, "parameters") else ():
+        for hooks in (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)):
+            for hook in (hooks or {}).values():
+                if not _released.is_released(hook, _HOOKING):
+                    return f"the hook {getattr(hook, '__qualname__', type(hook).__qualname__)} of a parameter"
+    return ""
 
 
 def _is_left(trainer: Any, loss_of: Callable[..., Any], *more: str) -> bool:

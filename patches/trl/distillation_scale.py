@@ -78,7 +78,8 @@ Not repaired:
 The patch does not change a loss, `compute_loss`, `training_step`, `get_batch_samples`, `_get_num_items_in_batch` or
 `accelerator.backward` that is not TRL's, transformers' or accelerate's own (in a subclass, by assignment or within a
 decorator), and logs its name in one line on rank 0. Such code may correct the size already. The same applies to GOLD
-with its own `get_train_dataloader` or `_get_train_sampler`, which may yield each token once.""",
+with its own `get_train_dataloader` or `_get_train_sampler`, which may yield each token once, and to a training loop, a
+`_clip_grad_norm` or a hook of a parameter's gradient of your own.""",
     changes_numbers="""\
 With A `gradient_accumulation_steps` and N ranks, GKD trained on gradients 1 / N times their size since TRL 1.7.0, GOLD
 on 1 / (A N), and on A times with `use_uld_loss` or before 1.7.0. With the patch gradients and the logged loss have

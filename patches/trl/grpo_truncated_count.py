@@ -56,7 +56,8 @@ Not repaired: the experimental trainers that have their own copy of this method 
 buffer), and Liger's loss, which divides by other numbers. The patch does not change a `training_step`, `compute_loss`,
 `_compute_loss`, `_prepare_inputs`, `_generate_and_score_completions`, `_generate` or `accelerator.backward` that is not
 TRL's, transformers' or accelerate's own, and logs its name in one line on rank 0. Such code may exclude the truncated
-tokens already.""",
+tokens already. So may a training loop, a `_clip_grad_norm` or a hook of a parameter's gradient of your own: with these,
+too, all is left as released.""",
     changes_numbers="""\
 Since TRL 0.22.0, GRPO with `mask_truncated_completions` and a dapo, cispo or vespo loss trained on gradients that were
 too small by the share of tokens in truncated completions, a different one in each batch, and logged such losses and

@@ -44,7 +44,8 @@ These stay bit for bit identical: one micro-batch per step, the logged values, r
 (transformers 5.2.0 to 5.5.3), and DeepSpeed, whose engine divides by itself.
 
 The patch does not change a trainer with a `training_step`, `_compute_losses` or `accelerator.backward` that is not
-TRL's or accelerate's own, since that method may divide already. The patch logs its name in one line on rank 0.
+TRL's or accelerate's own, since that method may divide already. The patch logs its name in one line on rank 0. The same
+applies to a training loop, a `_clip_grad_norm` or a hook of a parameter's gradient of your own.
 
 Not repaired: the logged values of a last step with fewer micro-batches, which TRL divides by the setting all the same;
 NVIDIA's apex (`use_apex`, until TRL 0.23), which has the same bug; and TRL before 0.12, whose `training_step` these

@@ -17,6 +17,9 @@ RULE_COVERAGE = {
     ),
     "no new blocking": "because it computes on one rank's numbers; no lock, no collective",
     "The patch does not change": "test_what_is_one_s_own_is_left_alone",
+    "a hook of a parameter's gradient": (
+        "test_online_dpo_accumulation.py::test_gradients_that_a_user_may_divide_later_are_left_alone"
+    ),
     "bit for bit": ("test_what_was_right_is_the_same_bit_for_bit", "test_evaluation_is_the_same"),
 }
 WORKER = "rlhf_patches.patches.trl.proofs.grpo_dapo_scale_ranks"

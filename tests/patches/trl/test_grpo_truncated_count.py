@@ -29,6 +29,9 @@ RULE_COVERAGE = {
     "the loss stays 0": "test_where_all_are_truncated_the_loss_stays_0",
     "both factors are right": "test_with_the_other_factor_of_the_loss",
     "The patch does not change": "test_what_is_one_s_own_is_left_alone",
+    "a hook of a parameter's gradient": (
+        "test_online_dpo_accumulation.py::test_gradients_that_a_user_may_divide_later_are_left_alone"
+    ),
     "stay excluded, as before": "test_what_was_right_is_the_same_bit_for_bit",
 }
 WORKER = "rlhf_patches.patches.trl.proofs.grpo_truncated_count_ranks"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from rlhf_patches.patches.trl import _window
 from tests.harness.by_case import exhaustive_but
@@ -105,6 +106,21 @@ def trainer(**settings):
 def test_where_nothing_is_to_do_it_is_the_loss_itself(settings):
     loss = object()
     assert _window.divided(trainer(**settings), loss) is loss
+
+
+def hooked():
+    model = torch.nn.Linear(2, 2)
+    model.weight.register_hook(lambda gradient: gradient / 3)
+    return model
+
+
+@pytest.mark.parametrize(
+    "own", [{"model": hooked()}, {"_clip_grad_norm": lambda model: None}], ids=["a hook", "clipping"]
+)
+def test_gradients_that_a_user_may_divide_later_are_left_alone(own):
+    loss, users = object(), trainer()
+    vars(users).update(own)
+    assert _window.divided(users, loss) is loss
 
 
 def test_outside_train_the_setting_counts():
