@@ -123,8 +123,9 @@ def after_disabling(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: 
                     switched = Remembered(each for layer in layers for each in _of_adapters(layer))
     finally:
         del _open[id(by_others)]
-        for each in list(_open.values()) if switched else ():
-            each |= switched.now_trainable()
+        if switched is not None:
+            for each in list(_open.values()):
+                each |= switched.now_trainable()
         # Skips a layer whose adapter was switched within: the switch makes other parameters trainable.
         restored = [flags.restore() for layer, active, flags in before if _active(layer) == active]
         rlhf_patches.decided("peft-disable-adapter-restore", any(restored))
