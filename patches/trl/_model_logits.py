@@ -1,0 +1,85 @@
+"""How transformers' own models make logits of the output head's products, where TRL's head does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import rlhf_patches
+
+from .. import _released
+
+_NAME = "trl-logit-scaling"
+_DIVIDES = (
+    *("GraniteForCausalLM", "GraniteSWAForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSWAForCausalLM"),
+    *("GraniteMoeSharedForCausalLM", "GraniteMoeHybridForCausalLM", "MiniCPM3ForCausalLM"),
+    "Granite4VisionForConditionalGeneration",
+)
+_MULTIPLIES = ("HyperCLOVAXForCausalLM", "HyperCLOVAXVisionV2ForConditionalGeneration")
+_INKLING = ("InklingForCausalLM", "InklingForConditionalGeneration")
+_CAPS = {"RecurrentGemmaForCausalLM": "logits_soft_cap", "xLSTMForCausalLM": "output_logit_soft_cap"}
+"""The setting of a cap by the class whose forward reads it; TRL reads ``final_logit_softcapping`` alone."""
+
+
+def scale(model: Any, config: Any) -> Any:
+    """``config.logit_scale``, which TRL reads; for a model of transformers without it, the factor of its forward.
+
+    Args:
+        model: a causal language model, without PEFT's wrapper.
+        config: its text config.
+
+    Returns:
+        None for a model without a factor, as TRL expects.
+    """
+    released = getattr(config, "logit_scale", None)
+    own = released if released is not None else _factor(_author(model), config)
+    cap_is_missing = getattr(config, "final_logit_softcapping", None) is None and cap(model, config) is not None
+    is_wrong = released is None and own is not None and own != 1 and _released_scale(config) != own
+    rlhf_patches.decided(_NAME, bool(is_wrong or cap_is_missing))
+    return own
+
+
+def scale_or_one(model: Any, config: Any) -> Any:
+    """The same for releases before 1.11.0, which take 1 for a config that has no ``logit_scale``."""
+    own = scale(model, config)
+    return 1.0 if own is None and not hasattr(config, "logit_scale") else own
+
+
+def cap(model: Any, config: Any) -> Any:
+    """``config.final_logit_softcapping``, which TRL reads; without it, the cap of the model's own forward, or None."""
+    released = getattr(config, "final_logit_softcapping", None)
+    name = _CAPS.get(_author(model))
+    return released if released is not None or name is None else getattr(config, name)
+
+
+def _author(model: Any) -> str:
+    """The class whose forward a model has; empty for a forward that is not transformers' own."""
+    # known: transformers' forward, by the class that defines it and by its module; a user's forward is another one
+    owner = next(kind for kind in type(model).__mro__ if "forward" in vars(kind))
+    is_theirs = _released.is_released(vars(owner)["forward"], ("transformers",))
+    return owner.__name__ if is_theirs and owner.__module__.startswith("transformers.models.") else ""
+
+
+def _factor(author: str, config: Any) -> float | None:
+    if author in _DIVIDES:
+        return float(1 / config.logits_scaling)
+    if author in _MULTIPLIES:
+        return float(config.logits_scaling)
+    if author == "FalconH1ForCausalLM":
+        return float(config.lm_head_multiplier)
+    if author in _INKLING:
+        return float(1 / config.logits_mup_width_multiplier)
+    return None
+
+
+def _released_scale(config: Any) -> Any:
+    """What TRL itself reads of these settings: nothing before 1.15."""
+    from packaging.version import Version
+    from trl import __version__
+
+    if Version(__version__) < Version("1.15.0"):
+        return None
+    multiplier = getattr(config, "lm_head_multiplier", None)
+    scaling = getattr(config, "logits_scaling", None)
+    if multiplier is not None or scaling is None:
+        return multiplier
+    return scaling if config.model_type == "hyperclovax" else 1 / scaling
