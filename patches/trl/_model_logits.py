@@ -53,9 +53,9 @@ def cap(model: Any, config: Any) -> Any:
 
 def _author(model: Any) -> str:
     """The class whose forward a model has; empty for a forward that is not transformers' own."""
-    # known: transformers' forward, by the class that defines it and by its module; a user's forward is another one
     owner = next(kind for kind in type(model).__mro__ if "forward" in vars(kind))
     is_theirs = _released.is_released(vars(owner)["forward"], ("transformers",))
+    # known: transformers' class, by the module that defines the forward; a user's forward is another one
     return owner.__name__ if is_theirs and owner.__module__.startswith("transformers.models.") else ""
 
 
