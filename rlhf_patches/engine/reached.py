@@ -91,7 +91,10 @@ def _counting(count: Callable[[], int], asks: bool) -> Callable[[], int]:
     if asks:
 
         def entered() -> int:
-            return count() if not _is_traced() else False
+            guards = sys.modules.get("torch._guards")
+            if guards is not None and guards.TracingContext.try_get() is not None:
+                return False  # torch.compile calls constant functions while it traces
+            return count()
     else:
 
         def entered() -> int:
@@ -104,7 +107,7 @@ def _counting(count: Callable[[], int], asks: bool) -> Callable[[], int]:
 
 
 def _is_traced() -> bool:
-    """Whether torch.compile traces here, which calls constant functions."""
+    """The same test, for functions that are not pickled by value."""
     guards = sys.modules.get("torch._guards")
     return guards is not None and guards.TracingContext.try_get() is not None
 
