@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import rlhf_patches
@@ -12,10 +13,12 @@ _NAME = "trl-logit-scaling"
 _DIVIDES = (
     *("GraniteForCausalLM", "GraniteSWAForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSWAForCausalLM"),
     *("GraniteMoeSharedForCausalLM", "GraniteMoeHybridForCausalLM", "MiniCPM3ForCausalLM"),
-    "Granite4VisionForConditionalGeneration",
+    *("Granite4VisionForConditionalGeneration", "GraniteDoclingForConditionalGeneration"),
 )
 _MULTIPLIES = ("HyperCLOVAXForCausalLM", "HyperCLOVAXVisionV2ForConditionalGeneration")
 _INKLING = ("InklingForCausalLM", "InklingForConditionalGeneration")
+_WRAP_FORWARDS = ("transformers", "accelerate", "trl", "torch", "peft", "deepspeed", "liger_kernel")
+"""Packages that assign a forward to a model; theirs calls the class's, or is TRL's own head."""
 _CAPS = {"RecurrentGemmaForCausalLM": "logits_soft_cap", "xLSTMForCausalLM": "output_logit_soft_cap"}
 """The setting of a cap by the class whose forward reads it; TRL reads ``final_logit_softcapping`` alone."""
 
@@ -31,7 +34,10 @@ def scale(model: Any, config: Any) -> Any:
         None for a model without a factor, as TRL expects.
     """
     released = getattr(config, "logit_scale", None)
-    own = released if released is not None else _factor(_author(model), config)
+    if released is None and getattr(config, "output_multiplier", None) is not None:
+        own = None  # TRL reads that next
+    else:
+        own = released if released is not None else _factor(model, config)
     cap_is_missing = getattr(config, "final_logit_softcapping", None) is None and cap(model, config) is not None
     is_wrong = released is None and own is not None and own != 1 and _released_scale(config) != own
     rlhf_patches.decided(_NAME, bool(is_wrong or cap_is_missing))
@@ -53,22 +59,32 @@ def cap(model: Any, config: Any) -> Any:
 
 def _author(model: Any) -> str:
     """The class whose forward a model has; empty for a forward that is not transformers' own."""
+    model = getattr(model, "_orig_mod", model)  # torch.compile's
     owner = next(kind for kind in type(model).__mro__ if "forward" in vars(kind))
     is_theirs = _released.is_released(vars(owner)["forward"], ("transformers",))
+    own = vars(model).get("forward")  # accelerate and TRL assign one as well
+    if isinstance(own, functools.partial):
+        own = own.func
+    is_theirs = is_theirs and (own is None or _released.is_released(own, _WRAP_FORWARDS))
     # known: transformers' class, by the module that defines the forward; a user's forward is another one
     return owner.__name__ if is_theirs and owner.__module__.startswith("transformers.models.") else ""
 
 
-def _factor(author: str, config: Any) -> float | None:
+def _factor(model: Any, config: Any) -> float | None:
+    """The factor of a model's own forward; None without one, and for a setting with which that forward raises."""
+    author = _author(model)
+    divisor = factor = None
     if author in _DIVIDES:
-        return float(1 / config.logits_scaling)
-    if author in _MULTIPLIES:
-        return float(config.logits_scaling)
-    if author == "FalconH1ForCausalLM":
-        return float(config.lm_head_multiplier)
-    if author in _INKLING:
-        return float(1 / config.logits_mup_width_multiplier)
-    return None
+        divisor = config.logits_scaling
+    elif author in _INKLING:
+        divisor = config.logits_mup_width_multiplier
+    elif author in _MULTIPLIES:
+        factor = config.logits_scaling
+    elif author == "FalconH1ForCausalLM":
+        factor = getattr(model, "_orig_mod", model).model.lm_head_multiplier  # its forward does not read the config
+    if divisor:
+        return float(1 / divisor)
+    return None if factor is None else float(factor)
 
 
 def _released_scale(config: Any) -> Any:

@@ -53,10 +53,11 @@ is transformers' own. `logit_scale` and `final_logit_softcapping` of a config ha
 have set `logit_scale = 1 / logits_scaling` does not change. A model with your own `forward`, or with code of the hub,
 stays as released.
 
-Not repaired: `DistillationTrainer`, asynchronous GRPO and asynchronous distillation; Liger's own losses, in DPO, KTO
-and GRPO before 1.14.0; the padding of Inkling's vocabulary, which its forward cuts off; ModernBERT's decoder and the
-decoders of BERT's family, which have more layers between the backbone and the head. In SFT before 1.15.0 use
-`loss_type="nll"` for these.""",
+Not repaired: vision-language models whose text config has a factor or a cap that their own forward does not apply
+(Llava with Gemma 2, Cohere2Vision); `DistillationTrainer`, asynchronous GRPO and asynchronous distillation; Liger's own
+losses, in DPO, KTO and GRPO before 1.14.0; the padding of Inkling's vocabulary, which its forward cuts off;
+ModernBERT's decoder and the decoders of BERT's family, which have more layers between the backbone and the head. In SFT
+before 1.15.0 use `loss_type="nll"` for these.""",
     changes_numbers="""\
 From 1.7.0 to 1.14.2, SFT trained these models with the loss of logits that were `logits_scaling` times too large, or
 `1 / lm_head_multiplier` times. Releases since 1.4.0 did the same with `loss_type="chunked_nll"`, and 1.14.0 to 1.14.2

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,10 @@ class UnscaledForCausalLM(GraniteForCausalLM):
     """A user's, whose forward gives the head's own products."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        found = super().forward(*args, **kwargs)
+        return self.scaled(super().forward(*args, **kwargs))
+
+    @staticmethod
+    def scaled(found: Any) -> Any:
         if found.logits is not None:
             found.logits = found.logits * SCALING
         return found
@@ -47,6 +51,17 @@ def granite(kind: type = GraniteForCausalLM, scaling: float = SCALING, **setting
         model.lm_head.weight.normal_().div_(SCALING / scaling)
     for name, value in settings.items():
         setattr(model.config, name, value)
+    return model
+
+
+def with_a_forward(model: Any) -> Any:
+    """Its logits are the head's own products."""
+    released = model.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return UnscaledForCausalLM.scaled(released(*args, **kwargs))
+
+    model.forward = types.MethodType(forward, model)
     return model
 
 
@@ -115,11 +130,16 @@ TRAINERS: dict[str, Callable[..., Any]] = {
     "SFT": lambda make: sft()(make),
     "SFT, LoRA": lambda make: sft()(make, more={"peft_config": LORA}),
     "DPO": lambda make: step("DPO", runs.PREFERENCES, make),
+    "DPO, compiled": lambda make: step(
+        "DPO", runs.PREFERENCES, make, torch_compile=True, torch_compile_backend="eager"
+    ),
     "KTO": lambda make: step("KTO", runs.LABELS, make),
     "GRPO": lambda make: step("GRPO", None, make),
 }
 USERS: dict[str, Callable[[], Any]] = {
     "own forward": functools.partial(granite, UnscaledForCausalLM),
+    "own forward of an instance": lambda: with_a_forward(granite()),
+    "own output_multiplier": functools.partial(granite, output_multiplier=1 / 16),
     "own logit_scale": functools.partial(granite, logit_scale=1 / SCALING),
     "own subclass": functools.partial(granite, MyGraniteForCausalLM),
     "without a factor": functools.partial(granite, scaling=1.0),

@@ -76,7 +76,7 @@ def is_right(found, case):
 @pytest.mark.parametrize(
     ("release", "cases"),
     [
-        pytest.param(None, ("SFT, LoRA", "DPO", "KTO", "GRPO"), id="1.14"),
+        pytest.param(None, ("SFT, LoRA", "DPO", "DPO, compiled", "KTO", "GRPO"), id="1.14"),
         *(
             pytest.param(release, ("SFT",), id=release, marks=exhaustive)
             for release in ("trl-1.5", "transformers-4.57")
@@ -95,11 +95,17 @@ def test_each_trainer_is_right(trained, release, cases):
 def test_what_a_user_has_changed_is_as_released(trained):
     """A user's forward, the obvious repair by hand, and no factor; a subclass with Granite's forward is repaired."""
     report = trained(None, *USERS)
-    for case in ("own forward", "own logit_scale", "without a factor"):
+    for case in set(USERS) - {"own subclass"}:
         assert report["after"][case] == report["before"][case], case
     right = report["after"]["without a factor"]["gradients"]
     assert report["after"]["own subclass"]["gradients"] == pytest.approx(right, rel=ROUNDING)
     assert report["after"]["own logit_scale"]["gradients"] == pytest.approx(right, rel=ROUNDING)
+
+
+@pytest.mark.parametrize("setting", [None, 0])
+def test_a_setting_with_which_the_models_own_forward_raises_is_left_to_it(monkeypatch, setting):
+    monkeypatch.setattr(_model_logits, "_author", lambda model: "GraniteForCausalLM")
+    assert _model_logits._factor(None, SimpleNamespace(logits_scaling=setting)) is None
 
 
 @pytest.mark.parametrize(("given", "expected"), [({"logit_scale": None}, None), ({"logit_scale": 0.5}, 0.5), ({}, 1.0)])
