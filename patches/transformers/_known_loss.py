@@ -22,7 +22,7 @@ _WRAPPED = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 # Packages whose modules compute no losses, or transformers' own.
 _LIBRARIES = (*MODELS, *_WRAPPERS, "rlhf_patches", "accelerate", "bitsandbytes", "torchao", "timm")
 _PYTHON_S = os.path.dirname(os.__file__)
-HELPERS = (*_LIBRARIES, *sys.stdlib_module_names, "typing_extensions", "packaging", "numpy", "einops")
+HELPERS = (*_LIBRARIES, *sys.stdlib_module_names, "typing_extensions", "packaging", "numpy", "scipy", "einops")
 _READING = (*_LIBRARIES, "wandb")
 """Packages whose gradient hooks change no gradient, or are a wrapper's own."""
 
@@ -86,7 +86,7 @@ def _unknown(model: Any) -> Iterator[str]:
     for attribute in _replaced(type(inner), inner):
         yield f"{name}.{attribute} is not transformers' own"
     for function in (*_losses(), *_of_torch()):
-        if author(function) not in _LIBRARIES:
+        if author(function) not in HELPERS:
             yield f"{_named(function)} is not transformers' own"
     for function in _used(inner.forward):
         yield f"{_named(function)}, which {name} uses, is not transformers' own"

@@ -32,6 +32,8 @@ EXCLUDING = (
     "slime-eps-clip-c",
 )
 """What their conditions tell is where the bug cannot be."""
+UNTOLD = ("verl-padding-only-micro-batch",)
+"""Their proofs' runs are of releases of which a condition knows nothing."""
 DEAR = (
     *("trl-grpo-dapo-scale", "trl-resume-order", "trl-grpo-truncated-count", "peft-save-adapter-prefix"),
     *("transformers-smoothed-labels", "transformers-resume-weights", "transformers-eval-loss"),
@@ -102,7 +104,9 @@ def test_it_is_repaired_where_the_bug_is_and_its_condition_is_told(patch, run_ra
     for reached in filter(None, (report.get("reached") for report in reports)):
         if not patch.conditions:
             continue
-        if patch.name in EXCLUDING:
+        if patch.name in UNTOLD:
+            assert reached.get("asked", 0) == 0 < reached["calls"]
+        elif patch.name in EXCLUDING:
             assert reached["held"] == 0 <= reached["asked"] < reached["calls"]
         else:
             assert 0 < reached["held"] <= reached["asked"] <= reached["calls"]

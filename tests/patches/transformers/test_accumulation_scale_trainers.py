@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import functools
 import gc
+import importlib
 import inspect
 import logging
 import textwrap
@@ -31,7 +32,7 @@ from accelerate import hooks  # noqa: E402
 from transformers.loss import loss_utils  # noqa: E402
 from transformers.models.bert import modeling_bert  # noqa: E402
 
-from rlhf_patches.patches.transformers import _accumulation, accumulation_scale  # noqa: E402
+from rlhf_patches.patches.transformers import _accumulation, _known_loss, accumulation_scale  # noqa: E402
 from tests.patches.transformers.test_accumulation_scale import (  # noqa: E402
     CASES,
     SMALL,
@@ -736,3 +737,16 @@ def test_inputs_stay_what_they_are(repaired, rows, tmp_path):
     for found, given in zip(micro_batches, before, strict=True):
         assert found.keys() == given.keys()
         assert all(torch.equal(found[name], given[name]) for name in given)
+
+
+def test_scipy_which_losses_of_detection_import_is_known(monkeypatch):
+    """It is in most environments, and not in that of this test."""
+    detection = importlib.import_module("transformers.loss.loss_for_object_detection")
+    names = {"__name__": "scipy.optimize._lsap"}
+    assigned = types.FunctionType((lambda cost_matrix: cost_matrix).__code__, names)
+    monkeypatch.setattr(detection, "linear_sum_assignment", assigned, raising=False)
+    config = modeling_bert.BertConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    model = modeling_bert.BertForSequenceClassification(config)
+    assert _known_loss.unknown(model) == ""
+    names["__name__"] = "mine"
+    assert "linear_sum_assignment" in _known_loss.unknown(model) or "<lambda>" in _known_loss.unknown(model)
