@@ -44,7 +44,10 @@ Without `in_flight_weight_updates` the patch resets the prefix cache with each w
 
 The following stay as released: `in_flight_weight_updates`, with which the flag is a choice, and vLLM does not reset a
 cache that a running request holds (see PR 4018); Megatron's generation, which has no such method. main contains the fix
-for the flag alone, and its version is 0.6.0: there the patch is refused.""",
+for the flag alone, and its version is 0.6.0: there the patch is refused.
+
+A report cannot tell whether a run met this bug: the code runs in an actor of NeMo-RL that has an environment of its
+own, without rlhf_patches.""",
     references=(
         "https://github.com/NVIDIA-NeMo/RL/pull/3152",
         "https://github.com/NVIDIA-NeMo/RL/pull/4018",
