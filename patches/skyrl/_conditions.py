@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import rollout_temperature
+
 
 def mean_with_padding(data: Any) -> bool | None:
     """Whether padding changes the mean of a batch's advantages; None for tensors on a device.
@@ -29,10 +31,4 @@ def normalised_mean_with_padding(self: Any, data: Any) -> bool | None:
 
 def at_another_temperature(cfg: Any) -> bool | None:
     """Whether rollouts' log-probabilities are at another temperature than training; None with other settings."""
-    sampling, algorithm = cfg.generator.sampling_params, cfg.trainer.algorithm
-    temperature = getattr(algorithm, "temperature", None)
-    if temperature is None:
-        temperature = sampling.temperature
-    if temperature in (None, 1):
-        return False
-    return None  # the repair decides
+    return False if rollout_temperature.of_training(cfg) in (None, 1) else None  # the repair decides

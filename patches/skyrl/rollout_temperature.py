@@ -40,14 +40,17 @@ def _note(own: Any) -> None:
         rlhf_patches.decided(_NAME, True)
 
 
+def of_training(cfg: Any) -> Any:
+    """The temperature by which training divides its logits."""
+    temperature = getattr(cfg.trainer.algorithm, "temperature", None)
+    return cfg.generator.sampling_params.temperature if temperature is None else temperature
+
+
 def _only_a_temperature(cfg: Any) -> bool:
     """Whether vLLM's processed logits differ from those of training by the temperature only."""
     sampling = cfg.generator.sampling_params
-    temperature = getattr(cfg.trainer.algorithm, "temperature", None)
-    if temperature is None:
-        temperature = sampling.temperature
     return (
-        temperature not in (None, 0, 1)
+        of_training(cfg) not in (None, 0, 1)
         and getattr(sampling, "top_p", 1) in (None, 1)
         and getattr(sampling, "top_k", -1) in (None, -1, 0)
         and getattr(sampling, "min_p", 0) in (None, 0)

@@ -20,6 +20,7 @@ from packaging.version import Version
 
 import rlhf_patches
 
+from .. import _hooks
 from . import _conditions, _known_loss, _loss_graph, _router_loss
 
 logger = logging.getLogger("rlhf_patches")
@@ -120,7 +121,7 @@ def loss_of(
     if not isinstance(loss, torch.Tensor) or loss.grad_fn is None or loss.dim():
         return loss
     try:
-        if any(_known_loss.author(hook) not in _known_loss.HELPERS for hook in _known_loss.hooks_of(loss)):
+        if any(_known_loss.author(hook) not in _known_loss.HELPERS for hook in _hooks.of(loss)):
             raise _CannotTell("the loss has a hook, which may divide its gradient")
         should_be, by = _as_it_should_be(trainer, model, step, loss, steps)
         _note(trainer, by)

@@ -15,6 +15,8 @@ import torch
 from torch.nn import functional
 from torch.nn.modules import module as torch_module
 
+from .. import _hooks as _all_hooks
+
 MODELS = ("transformers", "liger_kernel", "trl")
 """The packages whose forwards divide by the tensor ``num_items_in_batch`` itself, or do not use it."""
 _WRAPPERS = ("torch", "torch_xla", "deepspeed", "peft")
@@ -132,17 +134,7 @@ def _of_gradients(model: Any) -> Iterator[Any]:
     """The hooks that may change gradients: of all modules, of each module and of each parameter."""
     yield from torch_module._global_backward_hooks.values()
     yield from torch_module._global_backward_pre_hooks.values()
-    for part in model.modules():
-        yield from part._backward_hooks.values()
-        yield from part._backward_pre_hooks.values()
-    for parameter in model.parameters():
-        yield from hooks_of(parameter)
-
-
-def hooks_of(tensor: Any) -> Iterator[Any]:
-    """The hooks of a tensor's gradient."""
-    for hooks in (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)):
-        yield from (hooks or {}).values()
+    yield from _all_hooks.of(*model.modules(), *model.parameters())
 
 
 def _of_torch() -> Iterator[Any]:

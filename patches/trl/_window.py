@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .. import _released
+from .. import _hooks, _released
 
 COUNTED = ("dapo", "cispo", "vespo")
 """GRPO's losses that are divided by the tokens of a generation."""
@@ -123,11 +123,9 @@ def _backward(trainer: Any) -> str:
 
 
 def _hook(model: Any) -> str:
-    for parameter in model.parameters() if hasattr(model, "parameters") else ():
-        for hooks in (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)):
-            for hook in (hooks or {}).values():
-                if not _released.is_released(hook, _HOOKING):
-                    return f"the hook {getattr(hook, '__qualname__', type(hook).__qualname__)} of a parameter"
+    for hook in _hooks.of(*model.parameters()) if hasattr(model, "parameters") else ():
+        if not _released.is_released(hook, _HOOKING):
+            return f"the hook {getattr(hook, '__qualname__', type(hook).__qualname__)} of a parameter"
     return ""
 
 

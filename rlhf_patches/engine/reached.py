@@ -107,7 +107,7 @@ def _counting(count: Callable[[], int], asks: bool) -> Callable[[], int]:
 
 
 def _is_traced() -> bool:
-    """The same test, for functions that are not pickled by value."""
+    """Whether torch.compile traces here. `_counting` repeats this: it is pickled by value, without this module."""
     guards = sys.modules.get("torch._guards")
     return guards is not None and guards.TracingContext.try_get() is not None
 

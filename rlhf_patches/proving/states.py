@@ -48,6 +48,12 @@ def as_released(only: str | None = None) -> None:
         raise RuntimeError(f"not as released: {', '.join(on[:3])} applied already, by a sitecustomize or a plugin")
 
 
+def counts(patch: str) -> tuple[int, int]:
+    """In how many calls so far a patch's bug occurred, and in how many that is known."""
+    reached = api.report()[patch].reached
+    return (reached.held, reached.asked) if reached is not None else (0, 0)
+
+
 def report(patch: str, observe: Callable[[], Any], out: Path, *, reverted: bool = True) -> None:
     """Write this rank's report: ``version``, ``status``, and the observations ``before``, ``after`` and ``reverted``.
 

@@ -224,9 +224,8 @@ class Rehearsal:
             relations.append(self._one_by_one(calls[0]))
             relations.append(self._by_formula(calls[0]))
             relations += [self._by_plain_loss(calls[0])] if fused.used(self._trainer) else []
-            if all(
-                each.used for each in ranks.gathered(ranks.Mine(used=torch.tensor(evaluation.planned(self._trainer))))
-            ):
+            planned = ranks.gathered(ranks.Mine(used=torch.tensor(evaluation.planned(self._trainer))))
+            if all(each.used for each in planned):
                 relations.append(self._evaluated(calls[0]))
             return [*relations, seen.relation()]
         finally:
@@ -399,11 +398,14 @@ class Rehearsal:
             expected = formula.cross_entropy(logits, call.inputs["labels"], smoothing)
             return ranks.Mine(used=torch.tensor([loss, expected], dtype=torch.float64))
 
+        return self._on_ranks(formula.NAME, both, lambda mine: formula.judge(*mine.used.tolist(), noise=self._noise))
+
+    def _on_ranks(self, name: str, both: Callable[[], ranks.Mine], judge: Callable[[ranks.Mine], Relation]) -> Relation:
+        """Judge what each rank measures; the first rank that deviates decides."""
         of_ranks = ranks.gathered(self._attempt(both))
         if why := ranks.problem(of_ranks):
-            return not_checked(formula.NAME, why)
-        both_of = [each.used.tolist() for each in of_ranks]
-        return _first_that_deviates([formula.judge(loss, expected, self._noise) for loss, expected in both_of])
+            return not_checked(name, why)
+        return _first_that_deviates(list(map(judge, of_ranks)))
 
     # -- other code for the same loss
 
@@ -419,10 +421,7 @@ class Rehearsal:
                     plain = self._replay.sketch(self._replay.own(call))
             return ranks.Mine(used=by_kernel, own=plain)
 
-        of_ranks = ranks.gathered(self._attempt(both))
-        if why := ranks.problem(of_ranks):
-            return not_checked(fused.NAME, why)
-        return _first_that_deviates([fused.judge(each.used, each.own, self._noise) for each in of_ranks])
+        return self._on_ranks(fused.NAME, both, lambda mine: fused.judge(mine.used, mine.own, self._noise))
 
     def _evaluated(self, call: Call) -> Relation:
         """Compare the loss that evaluation reports for the first micro-batch with the micro-batch's own loss."""
@@ -440,11 +439,9 @@ class Rehearsal:
                 return ranks.Mine(problem="prediction_step returns no loss")
             return ranks.Mine(used=torch.tensor([found, own], dtype=torch.float64))
 
-        of_ranks = ranks.gathered(self._attempt(both))
-        if why := ranks.problem(of_ranks):
-            return not_checked(evaluation.NAME, why)
-        both_of = [each.used.tolist() for each in of_ranks]
-        return _first_that_deviates([evaluation.judge(found, own, self._noise) for found, own in both_of])
+        return self._on_ranks(
+            evaluation.NAME, both, lambda mine: evaluation.judge(*mine.used.tolist(), noise=self._noise)
+        )
 
     # -- the directional derivative
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-import rlhf_patches
 from rlhf_patches.proving import states
 from tests.harness import summed_gradients
 from tests.patches.swift import null_ref_context_ranks
@@ -65,15 +64,10 @@ def step(*, micro_batches: int = 64, **settings: Any) -> dict[str, Any]:
 
 def counted(**settings: Any) -> dict[str, Any]:
     """With whether the bug occurred: None where that is unknown."""
-    before = reached()
+    before = states.counts(NAME)
     found = step(**settings)
-    held, asked = (now - then for now, then in zip(reached(), before, strict=True))
+    held, asked = (now - then for now, then in zip(states.counts(NAME), before, strict=True))
     return {**found, "occurred": bool(held) if asked else None}
-
-
-def reached() -> list[int]:
-    found = rlhf_patches.report()[NAME].reached
-    return [found.held, found.asked] if found else [0, 0]
 
 
 def main() -> None:

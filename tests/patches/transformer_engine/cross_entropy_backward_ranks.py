@@ -19,6 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rlhf_patches
+from rlhf_patches.proving import states
 
 PATCH = "transformer-engine-cross-entropy-backward"
 SEQUENCE, BATCH, VOCABULARY = 5, 2, 38
@@ -145,12 +146,6 @@ def without_tokens() -> list[int]:
     return list(kernels.cross_entropy_backward(gradient, torch.empty(0, BATCH)).shape)
 
 
-def reached() -> list[int]:
-    """In how many backwards the bug occurred, and in how many that is known."""
-    found = rlhf_patches.report()[PATCH].reached
-    return [found.held, found.asked] if found else [0, 0]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -174,9 +169,9 @@ def main() -> None:
     report["row"] = rlhf_patches.report()[PATCH].to_dict()
     report["after"], report["occurred"] = {}, {}
     for name, case in cases.items():
-        before = reached()
+        before = states.counts(PATCH)
         report["after"][name] = run(case, group)
-        report["occurred"][name] = [now - then for now, then in zip(reached(), before, strict=True)]
+        report["occurred"][name] = [now - then for now, then in zip(states.counts(PATCH), before, strict=True)]
     report["without tokens"].append(without_tokens())
     if "is_cg_capturable" in inspect.signature(kernels.cross_entropy_backward).parameters:
         report["captured"] = captured() if report["row"]["status"] == "applied" else None

@@ -14,7 +14,6 @@ from itertools import compress
 from typing import Any, ClassVar
 from unittest import mock
 
-import rlhf_patches
 from rlhf_patches.patches.verl import tool_separator
 from rlhf_patches.patches.verl.proofs import tool_separator_ranks
 from rlhf_patches.patches.verl.proofs.tool_separator_ranks import CHATML, END, LONG, RESULTS, START, SYSTEM, TURNS, said
@@ -186,19 +185,14 @@ def limits() -> list[list[int]]:
     return [conversation("ChatML", response_length=first + more)["mask"] for more in LIMITS]
 
 
-def reported() -> tuple[int, int]:
-    """For how many turns it is known whether the separator is missing, and how many miss it."""
-    reached = rlhf_patches.report()[tool_separator_ranks.PATCH].reached
-    return (reached.asked, reached.held) if reached else (0, 0)
-
-
 def of_templates() -> dict[str, Any]:
     """A conversation with each template, and what is reported of it."""
     found: dict[str, Any] = {"reported": {}}
     for name in TEMPLATES:
-        asked, held = reported()
+        held, asked = states.counts(tool_separator_ranks.PATCH)
         found[name] = conversation(name)
-        found["reported"][name] = [reported()[0] - asked, reported()[1] - held]
+        now = states.counts(tool_separator_ranks.PATCH)
+        found["reported"][name] = [now[1] - asked, now[0] - held]
     return found
 
 
