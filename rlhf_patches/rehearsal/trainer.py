@@ -398,7 +398,9 @@ class Rehearsal:
             expected = formula.cross_entropy(logits, call.inputs["labels"], smoothing)
             return ranks.Mine(used=torch.tensor([loss, expected], dtype=torch.float64))
 
-        return self._on_ranks(formula.NAME, both, lambda mine: formula.judge(*mine.used.tolist(), noise=self._noise))
+        return self._on_ranks(
+            formula.NAME, both, lambda mine: formula.judge(float(mine.used[0]), float(mine.used[1]), self._noise)
+        )
 
     def _on_ranks(self, name: str, both: Callable[[], ranks.Mine], judge: Callable[[ranks.Mine], Relation]) -> Relation:
         """Judge what each rank measures; the first rank that deviates decides."""
@@ -440,7 +442,7 @@ class Rehearsal:
             return ranks.Mine(used=torch.tensor([found, own], dtype=torch.float64))
 
         return self._on_ranks(
-            evaluation.NAME, both, lambda mine: evaluation.judge(*mine.used.tolist(), noise=self._noise)
+            evaluation.NAME, both, lambda mine: evaluation.judge(float(mine.used[0]), float(mine.used[1]), self._noise)
         )
 
     # -- the directional derivative
