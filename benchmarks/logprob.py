@@ -218,7 +218,7 @@ def chunked(in_place: bool) -> Callable[..., Any]:
     """Log-probabilities in chunks as SkyRL computes them, with one buffer for the gradient, or with none."""
     import torch
 
-    def normalised(logits: torch.Tensor, group: Any) -> torch.Tensor:
+    def normalized(logits: torch.Tensor, group: Any) -> torch.Tensor:
         maximum = logits.amax(-1, keepdim=True)
         torch.distributed.all_reduce(maximum, op=torch.distributed.ReduceOp.MAX, group=group)
         shifted = logits - maximum
@@ -235,7 +235,7 @@ def chunked(in_place: bool) -> Callable[..., Any]:
             ctx.save_for_backward(logits, local, outside)
             found = []
             for some, index, mask in zip(*(x.split(chunk, 1) for x in (logits, local, outside)), strict=True):
-                log_probs = normalised(some.float(), group).gather(-1, index[..., None])[..., 0].masked_fill(mask, 0.0)
+                log_probs = normalized(some.float(), group).gather(-1, index[..., None])[..., 0].masked_fill(mask, 0.0)
                 torch.distributed.all_reduce(log_probs, group=group)
                 found.append(log_probs)
             return torch.cat(found, dim=1)
@@ -246,7 +246,7 @@ def chunked(in_place: bool) -> Callable[..., Any]:
             result = logits.detach() if in_place else torch.empty_like(logits, dtype=torch.float32)
             everything = (result, logits, local, outside, incoming)
             for out, some, index, mask, weight in zip(*(x.split(ctx.chunk, 1) for x in everything), strict=True):
-                gradient = normalised(some.float(), ctx.group).exp_().neg_().mul_(weight[..., None])
+                gradient = normalized(some.float(), ctx.group).exp_().neg_().mul_(weight[..., None])
                 gradient.scatter_add_(-1, index[..., None], weight.masked_fill(mask, 0.0)[..., None])
                 out.copy_(gradient)
             return result, *[None] * 6

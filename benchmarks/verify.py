@@ -1,6 +1,6 @@
 """What `rlhf_patches.verify` adds to a start: ``python benchmarks/verify.py`` in an environment with torch.
 
-Ranks are spawned processes on this machine, gloo, one thread each. In each round every rank initialises a process
+Ranks are spawned processes on this machine, gloo, one thread each. In each round every rank initializes a process
 group, waits at a barrier, and verifies; the figure of a round is the slowest rank's, and ratios are taken within a
 round, whose parts the machine treats alike. "Exchange alone" leaves out what a rank does by itself: patches that are
 pending have their source read. Operations on the store and collectives are counted, not timed.

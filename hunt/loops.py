@@ -37,12 +37,12 @@ class Model(torch.nn.Module):
         return y + self.rare(x) * uses if uses.any() else y
 
 
-def model(groups: str, dtype: str, quantised: bool = False) -> Model:
+def model(groups: str, dtype: str, quantized: bool = False) -> Model:
     """The same every time; without the parameters of a group that is empty, or of a layer that is in four bits."""
     made = Model().to(getattr(torch, dtype))
-    if quantised:
+    if quantized:
         made.second = in_four_bits(made.second)
-    made.second.requires_grad_(groups != "empty" and not quantised)
+    made.second.requires_grad_(groups != "empty" and not quantized)
     return made
 
 
@@ -59,7 +59,7 @@ def in_four_bits(layer: torch.nn.Linear) -> Any:
     return made.to("cpu")
 
 
-def dequantised(model: Model) -> Model:
+def dequantized(model: Model) -> Model:
     """In place: by bitsandbytes' own function."""
     import bitsandbytes
 
@@ -107,10 +107,10 @@ def scheduler(optimizer: torch.optim.Optimizer, schedule: str | None) -> Any:
     return torch.optim.lr_scheduler.LambdaLR(optimizer, falling) if schedule == "falling" else None
 
 
-def by_definition(*, groups: str, schedule: str | None, rare: str, dtype: str, quantised: bool = False) -> Outcome:
+def by_definition(*, groups: str, schedule: str | None, rare: str, dtype: str, quantized: bool = False) -> Outcome:
     """One process, one micro-batch, float64; the weights are those of the dtype."""
-    made = model(groups, dtype, quantised)
-    made = (dequantised(made) if quantised else made).double()
+    made = model(groups, dtype, quantized)
+    made = (dequantized(made) if quantized else made).double()
     sgd = optimizer(made, groups, dtype)
     falling, kept = scheduler(sgd, schedule), Kept(made.state_dict(), dtype)
     for batch in batches(rare, torch.float64):

@@ -522,7 +522,7 @@ LISTED = (
     )),
     Listed('verl-gdpo-whitening', 'rlhf_patches.patches.verl.gdpo_whitening:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.7.1,<=0.9.1', modules=('verl.trainer.ppo.core_algos',), rewrites=True),
-    ), "the authors' own code normalises over tokens as verl does, and pull request #6497 is open"),
+    ), "the authors' own code normalizes over tokens as verl does, and pull request #6497 is open"),
     Listed('verl-gmpo-micro-batches', 'rlhf_patches.patches.verl.gmpo_micro_batches:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.7.0,<=0.9.1', modules=('verl.trainer.ppo.core_algos',), rewrites=True),
     )),

@@ -61,12 +61,12 @@ def page(records: Iterable[Record], patches: Iterable[KnownBug]) -> str:
 
 
 def stretches(item: Record, patch: KnownBug) -> list[tuple[list[Entry], str]]:
-    """Neighbouring releases in the same state and of the same variant's shape, oldest first, and that state."""
+    """Neighboring releases in the same state and of the same variant's shape, oldest first, and that state."""
     entries = sorted(item.entries, key=lambda entry: entry.order)
     seen = False
     states = []
     for entry in entries:
-        shapes = record.recognised(patch, entry)
+        shapes = record.recognized(patch, entry)
         seen = seen or bool(shapes)
         which = f", variant {shapes[0] + 1}" if shapes and len(patch.variants) > 1 else ""
         there = _THERE.get(patch.kind, "affected")
@@ -93,7 +93,7 @@ def _notes(members: list[Entry], patch: KnownBug, notes: dict[str, str]) -> list
             above = note
     found = []
     for entry in members:
-        if record.recognised(patch, entry):
+        if record.recognized(patch, entry):
             continue
         for code in entry.patches[patch.name]:
             if code.state == DIFFERENT:

@@ -18,7 +18,7 @@ from rlhf_patches.definitions import registry
 from rlhf_patches.definitions.checks import MODULE
 from rlhf_patches.definitions.variant import Variant
 from rlhf_patches.guards import known, memory, rewriting, slices
-from rlhf_patches.guards.edits import Unrecognised
+from rlhf_patches.guards.edits import Unrecognized
 from rlhf_patches.guards.places import Source
 
 
@@ -62,7 +62,7 @@ def _wrong(package: str, key: str, variants: list[Variant]) -> Iterator[str | No
     with memory.parsed_once(kept=4):
         try:
             rewriting.compile_module(text, path.name)
-        except Unrecognised:
+        except Unrecognized:
             yield None
             return
         for module in dict.fromkeys(module for variant in variants for module in variant.modules):

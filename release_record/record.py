@@ -107,7 +107,7 @@ def records_of(patch: KnownBug, records: Iterable[Record]) -> list[Record]:
 
 
 def digest(patch: KnownBug) -> str:
-    """Changes when what recognises any variant does, or their order; notes on fingerprints do not count."""
+    """Changes when what recognizes any variant does, or their order; notes on fingerprints do not count."""
     changes: list[Any] = [[_without_notes(change) for change in variant.changes] for variant in patch.variants]
     defined = [(variant.where_defined, variant.unless_defined) for variant in patch.variants]
     if any(names for both in defined for names in both):
@@ -167,9 +167,9 @@ def _as_json(entry: Entry) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------- what the facts mean
 
 
-def recognised(patch: KnownBug, entry: Entry) -> list[int]:
-    """`facts.recognised` of a release."""
-    return facts.recognised(patch, entry.patches[patch.name])
+def recognized(patch: KnownBug, entry: Entry) -> list[int]:
+    """`facts.recognized` of a release."""
+    return facts.recognized(patch, entry.patches[patch.name])
 
 
 def code(patch: KnownBug, entry: Entry) -> Code:
@@ -195,7 +195,7 @@ class Reviewed:
     """What a person has read, ``reviewed.toml``: the file says how to fill it in.
 
     Attributes:
-        harmless: patch -> fingerprint of a target that the patch does not recognise -> why it has no such defect.
+        harmless: patch -> fingerprint of a target that the patch does not recognize -> why it has no such defect.
         accepted: patch -> version, or in git a tag or branch, for which the two guards may disagree -> why; many at
             once with a ``*``.
         oldest: distribution -> ``version``, the oldest that is fetched, and ``why`` the ones before need no reading.
@@ -271,7 +271,7 @@ def _loose(records: list[Record], patch: KnownBug, number: int, variant: Variant
     there: dict[Version, bool] = {}
     for record in records:
         for entry in record.entries:
-            there[entry.order] = there.get(entry.order, False) or number in recognised(patch, entry)
+            there[entry.order] = there.get(entry.order, False) or number in recognized(patch, entry)
     if facts.is_open(variant.guard.versions) and patch.kind != WATCH:  # it looks at whatever takes the same
         yield f"{variant.guard.versions!r} is open to one side"
     for pin in SpecifierSet(variant.guard.versions):
@@ -297,7 +297,7 @@ def _not_the_newest(records: list[Record], beside: CoInstalled | None) -> Iterat
 
 
 def unreviewed(records: Iterable[Record], patches: Iterable[KnownBug], notes: Reviewed) -> list[str]:
-    """Target functions that a patch does not recognise and that were not reviewed, and notes that nothing needs."""
+    """Target functions that a patch does not recognize and that were not reviewed, and notes that nothing needs."""
     records = list(records)
     patches = [patch for patch in patches if patch.kind != WATCH]
     complaints: list[str] = []
@@ -305,7 +305,7 @@ def unreviewed(records: Iterable[Record], patches: Iterable[KnownBug], notes: Re
     for record in records:
         for patch in patches_of(record.distribution, patches):
             for entry in record.entries:
-                if recognised(patch, entry):
+                if recognized(patch, entry):
                     continue
                 for one in dict.fromkeys(entry.patches[patch.name]):
                     if one.state == UNREADABLE:

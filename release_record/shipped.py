@@ -42,7 +42,7 @@ def facts(item: Record, patch: KnownBug) -> dict[str, Any]:
         none; ``without``, releases that lack the modules, as first and last of each stretch.
     """
     entries = sorted(item.entries, key=lambda entry: entry.order)
-    last = max(number for number, entry in enumerate(entries) if record.recognised(patch, entry))
+    last = max(number for number, entry in enumerate(entries) if record.recognized(patch, entry))
     later = entries[last + 1 :]
     fixed = next((entry for entry in later if not entry.order.is_prerelease), later[0] if later else None)
     claimed = [entry for entry in entries if record.claimed(patch, entry) is not None]
@@ -55,7 +55,7 @@ def facts(item: Record, patch: KnownBug) -> dict[str, Any]:
 
 
 def _has(item: Record, patch: KnownBug) -> bool:
-    return any(record.recognised(patch, entry) for entry in item.entries)
+    return any(record.recognized(patch, entry) for entry in item.entries)
 
 
 def _lacks(patch: KnownBug, entry: Entry) -> bool:

@@ -19,7 +19,7 @@ from rlhf_patches.definitions.changes import Change, Rewrite, Shape, Wrap
 from rlhf_patches.definitions.checks import MODULE
 from rlhf_patches.definitions.variant import Variant
 from rlhf_patches.guards import fingerprints, known, patterns, rewriting, shapes, sources
-from rlhf_patches.guards.edits import Edit, Undefined, Unrecognised, with_edits
+from rlhf_patches.guards.edits import Edit, Undefined, Unrecognized, with_edits
 from rlhf_patches.guards.places import FunctionNode, NotFound, Place, Slice, Source, Unreadable
 from rlhf_patches.offline import facts
 from rlhf_patches.offline.archive import Release
@@ -217,7 +217,7 @@ def of_text(source: Source, variants: Iterable[Variant]) -> Facts:
         place = place._replace(slice=slice_)
         try:
             check(source, place, [])
-        except Unrecognised:  # its slice is not what it should be: it is looked at anew in every process
+        except Unrecognized:  # its slice is not what it should be: it is looked at anew in every process
             continue
         digest = known.digest(text)
         places[qualname] = [place.first_line, digest]
@@ -248,9 +248,9 @@ def _of_module(source: Source, groups: Iterable[list[Change]]) -> tuple[list[Any
     changes: dict[str, Any] = {}
     for change in (each for group in groups for each in group if isinstance(each, Shape)):
         try:
-            shapes.recognise(change, source._replace(known=None))
+            shapes.recognize(change, source._replace(known=None))
             changes[known.key_of(change)] = {"edits": []}
-        except Unrecognised as error:
+        except Unrecognized as error:
             changes[known.key_of(change)] = str(error)
     lines = source.text.count("\n") + 1
     described = {"name": MODULE, "line": 0, "lines": lines, "column": 0, "async": False, "parameters": []}
@@ -273,8 +273,8 @@ def by_function(module: str, variants: Iterable[Variant]) -> dict[str, list[list
 def _of_change(change: Change, source: Source, text: str, start: int) -> dict[str, Any] | Why:
     """The edits of a change in a function's text, which begins at ``start`` in the module's; or why there are none."""
     try:
-        edits = shapes.recognise(change, source._replace(known=None)).edits
-    except Unrecognised as error:
+        edits = shapes.recognize(change, source._replace(known=None)).edits
+    except Unrecognized as error:
         return briefly(change, facts.LINES.sub("", str(error)))  # a function's text knows no lines
     inside = [Edit(edit.start - start, edit.end - start, edit.text) for edit in edits]
     said = {"edits": [list(edit) for edit in inside]}
@@ -297,7 +297,7 @@ def _holds(source: Source, place: Place, together: Iterable[dict[str, Any] | Why
     edits = [Edit(begin + start, end + start, new) for begin, end, new in found]
     try:
         check(source, place, sorted(edits))
-    except (Unrecognised, Undefined):
+    except (Unrecognized, Undefined):
         return False
     return True
 
@@ -334,7 +334,7 @@ def check(source: Source, place: Place, edits: Iterable[Edit]) -> None:
     """Check that a function's slice, edited or not, gives the code object that its whole module gives.
 
     Raises:
-        Unrecognised: it does not, or an edited text changes more than its function, or moves lines.
+        Unrecognized: it does not, or an edited text changes more than its function, or moves lines.
         Undefined: the edited text uses a name that nothing defines.
     """
     edits, whole = [*edits], place._replace(slice=None)
@@ -344,7 +344,7 @@ def check(source: Source, place: Place, edits: Iterable[Edit]) -> None:
     else:
         codes = [rewriting.code_of(rewriting.compile_around(source, each), each) for each in (place, whole)]
     if not is_same(*codes):
-        raise Unrecognised(f"the slice of {place.name} gives other code than {source.filename}")
+        raise Unrecognized(f"the slice of {place.name} gives other code than {source.filename}")
 
 
 def is_same(one: CodeType, other: CodeType) -> bool:

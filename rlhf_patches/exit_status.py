@@ -7,7 +7,7 @@ from typing import Any
 
 
 class _Failing:
-    """A stream whose flush fails once the interpreter is finalised."""
+    """A stream whose flush fails once the interpreter is finalized."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -24,7 +24,7 @@ class _Failing:
 def fail() -> None:
     """Make this process exit with status 120, Python's status if a standard stream cannot be flushed at exit.
 
-    Exit handlers of other code still run, files are closed and objects finalised. ``os._exit`` would skip all of this,
+    Exit handlers of other code still run, files are closed and objects finalized. ``os._exit`` would skip all of this,
     and an exception in an exit handler does not change the exit status.
     """
     for name in ("stderr", "stdout"):

@@ -224,7 +224,7 @@ def _forget_other_threads() -> None:
     for name, reference in list(locks.items()):
         if getattr(reference(), "owner", None) in gone:
             del locks[name]
-            if is_initialising(sys.modules.get(name)):
+            if is_initializing(sys.modules.get(name)):
                 del sys.modules[name]
                 # pathlib and asyncio use submodule names that only the submodules' import binds. Submodules of other
                 # packages stay: other code may hold their classes, and extension modules may load only once.
@@ -235,7 +235,7 @@ def _forget_other_threads() -> None:
         del _threads[thread]
 
 
-def is_initialising(module: object) -> bool:
+def is_initializing(module: object) -> bool:
     """Whether a module of ``sys.modules`` is half-imported."""
     try:  # without attribute access, which loads a lazy module
         spec = object.__getattribute__(module, "__dict__").get("__spec__")

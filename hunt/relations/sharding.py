@@ -67,9 +67,9 @@ PAIRS = [
     # Only rank 0 has the weights, of which some may be in four bits.
     Pair("fsdp2-efficient", {"fsdp": None, "efficient": True}, {"fsdp": 2, "efficient": True, **TWO}, PARTS),
     Pair(
-        "fsdp2-efficient-quantised",
-        {"fsdp": None, "efficient": True, "quantised": True},
-        {"fsdp": 2, "efficient": True, "quantised": True, **TWO},
+        "fsdp2-efficient-quantized",
+        {"fsdp": None, "efficient": True, "quantized": True},
+        {"fsdp": 2, "efficient": True, "quantized": True, **TWO},
         PARTS,
     ),
     Pair("zero2-by-hand", {"zero": None}, {"zero": 2, "by_hand": True, **FOUR}, PARTS),

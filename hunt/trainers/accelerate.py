@@ -48,18 +48,18 @@ def loop(
     dtype: str = "float32",
     precision: str = "no",
     efficient: bool = False,
-    quantised: bool = False,
+    quantized: bool = False,
 ) -> Outcome:
     """By the definition if ``fsdp`` is None; 0 is DDP. With ``efficient`` loading only rank 0 has the weights."""
     from hunt import loops
 
     if fsdp is None:
-        return loops.by_definition(groups=groups, schedule=schedule, rare=rare, dtype=dtype, quantised=quantised)
+        return loops.by_definition(groups=groups, schedule=schedule, rare=rare, dtype=dtype, quantized=quantized)
     from accelerate import DistributedDataParallelKwargs
 
     unused = DistributedDataParallelKwargs(find_unused_parameters=rare != "all")
     made = accelerator(fsdp, precision, efficient, gradient_accumulation_steps=accumulation, kwargs_handlers=[unused])
-    whole_model = loops.model(groups, dtype, quantised)
+    whole_model = loops.model(groups, dtype, quantized)
     if efficient and made.process_index:
         for layer in (whole_model.first, whole_model.rare):
             layer.weight.data.zero_()

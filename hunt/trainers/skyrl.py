@@ -12,7 +12,7 @@ from hunt.trainers import CannotRun, trainer
 
 @trainer("skyrl/grpo", "skyrl/gae")
 def advantages(*, name: str, padding: int) -> Outcome:
-    """The gradient of the policy loss for each log-probability, by way of the normalised advantages."""
+    """The gradient of the policy loss for each log-probability, by way of the normalized advantages."""
     from tests.patches.skyrl import advantage_padding_ranks as cases
 
     given: dict[str, Any] = {

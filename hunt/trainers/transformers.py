@@ -72,7 +72,7 @@ def made(name: str, dropout: float, attention: str) -> Any:
     return getattr(transformers, family + head)(config)
 
 
-def labelled(name: str, row: Any) -> dict[str, Any]:
+def labeled(name: str, row: Any) -> dict[str, Any]:
     """A row with labels: the same number in each for what is a mean over a micro-batch by its definition."""
     tokens, head = row["input_ids"], MODELS[name][1]
     if head == "ForSequenceClassification":
@@ -129,12 +129,12 @@ def streamed(rows: list[Any]) -> Any:
 COMMON = hf_trainer.ARGUMENTS | hf_trainer.ROWS | (hf_trainer.MODEL - {"attention"})
 
 
-LABELLED = [f"transformers/{name}" for name, (_, head, _) in MODELS.items() if head in ("ForCausalLM", "LMHeadModel")]
+LABELED = [f"transformers/{name}" for name, (_, head, _) in MODELS.items() if head in ("ForCausalLM", "LMHeadModel")]
 
 
-@trainer(*(each for name in MODELS if (each := f"transformers/{name}") not in LABELLED), takes=COMMON - {"others"})
-@trainer(*LABELLED[1:], takes=COMMON)
-@trainer(LABELLED[0], takes=COMMON | {"drawn_by"})
+@trainer(*(each for name in MODELS if (each := f"transformers/{name}") not in LABELED), takes=COMMON - {"others"})
+@trainer(*LABELED[1:], takes=COMMON)
+@trainer(LABELED[0], takes=COMMON | {"drawn_by"})
 def heads(
     *, name: str, padding: int = 0, side: str = "right", evaluated: int = 0, attention: str = "eager", **settings: Any
 ) -> Outcome:
@@ -143,7 +143,7 @@ def heads(
     drawn, fields = settings.get("drawn_by", ""), transformers.TrainingArguments.__dataclass_fields__
     chosen = functools.partial(hf_trainer.chosen, settings)
     with tempfile.TemporaryDirectory() as folder:
-        data = [labelled(name, row) for row in hf_trainer.rows(**chosen(hf_trainer.ROWS))]
+        data = [labeled(name, row) for row in hf_trainer.rows(**chosen(hf_trainer.ROWS))]
         encoder = MODELS[name][1] == "ForConditionalGeneration"
 
         def build() -> Any:

@@ -188,7 +188,7 @@ def _blocks(tensors: tuple[torch.Tensor, ...], buffers: int) -> Iterator[_Block]
 
     Yields:
         The block's slice of the tokens; its part of each tensor, ``[tokens, V]``; and
-        uninitialised work buffers, float32 ``[buffers, tokens, V]``, the same memory for every block.
+        uninitialized work buffers, float32 ``[buffers, tokens, V]``, the same memory for every block.
     """
     first = tensors[0]
     tokens, vocabulary = first.shape[:-1].numel(), first.shape[-1]

@@ -28,7 +28,7 @@ up every module in it, and `enable_forward_pre_hook` asserts that it is empty, s
 state. An RLHF trainer calls them from several independent places: slime's `train()` disables at the start and at the
 end of every rollout, and its `save()` disables once more and then enables.""",
     repair="""\
-`disable_forward_pre_hook` removes nothing if no hook is registered, and still synchronises the parameters on request.
+`disable_forward_pre_hook` removes nothing if no hook is registered, and still synchronizes the parameters on request.
 `enable_forward_pre_hook` registers nothing if every module already has its hook. A half-registered state (handles of
 some modules only) raises as before, because it indicates another error.""",
     references=(

@@ -95,7 +95,7 @@ released.
 
 The patch does not change a router if one of the functions that weigh, compute or attach this loss, including `routing`
 and `forward`, is your own, or if it has a hook of yours, because it may have the repair. Rank 0 logs one warning then,
-if it has such a router. The patch does not recognise a repair in your own plugin of rlhf-patches: disable the patch if
+if it has such a router. The patch does not recognize a repair in your own plugin of rlhf-patches: disable the patch if
 you use such a plugin.
 
 The patch does not repair that each expert's share of tokens covers the micro-batches so far in a step, or that ranks

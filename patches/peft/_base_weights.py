@@ -132,7 +132,7 @@ def _is_a_sum(layer: Any, adapter: str) -> bool:
 def _can_be_kept(layer: Any) -> bool:
     """Whether it has a whole weight of ordinary floating-point numbers in this process.
 
-    Not a shard (a DTensor), and not one of several quantised kinds. ZeRO-3 needs no copy: it drops what was merged
+    Not a shard (a DTensor), and not one of several quantized kinds. ZeRO-3 needs no copy: it drops what was merged
     into a gathered weight.
     """
     weight = getattr(layer.get_base_layer(), "weight", None)

@@ -11,11 +11,11 @@ PATCH = Patch(
     summary="base weights in bf16 or fp16 are the same, bit for bit, after a LoRA adapter was merged and unmerged",
     harm="wrong weights",
     bug="frozen base weights change with every merge and unmerge of an adapter",
-    when="LoRA on a model in bfloat16 or float16, and merge_adapter() at each synchronisation with vLLM",
+    when="LoRA on a model in bfloat16 or float16, and merge_adapter() at each synchronization with vLLM",
     symptom="""\
 RLHF with LoRA on a model in bfloat16 that sends weights to vLLM by `merge_adapter()` and `unmerge_adapter()` (TRL,
-ms-swift): the frozen base weights change slightly with every synchronisation, without an error. After 100
-synchronisations they have changed by 0.6 to 3 % of their mean size (measured here; more with larger adapters). The
+ms-swift): the frozen base weights change slightly with every synchronization, without an error. After 100
+synchronizations they have changed by 0.6 to 3 % of their mean size (measured here; more with larger adapters). The
 change affects the trained model, the reference (the same weights without the adapter) and the saved adapter: loaded
 onto the original model, the adapter is another policy than the evaluated one.""",
     cause="""\
@@ -27,7 +27,7 @@ adapters merged into it again must be the present weight, bit for bit. PEFT's ow
 
 - the weight, the adapter or its scaling has changed in between;
 - DoRA, another variant or `lora_bias` is merged;
-- the weight is quantised, in float32, a shard (DTensor), or partitioned by ZeRO-3, which drops merged weights itself;
+- the weight is quantized, in float32, a shard (DTensor), or partitioned by ZeRO-3, which drops merged weights itself;
 - embeddings, convolutions and `target_parameters`;
 - there is no memory for the copy.
 
@@ -81,7 +81,7 @@ then. PEFT 0.6 has the bug too.""",
     obsolete_when="when the oldest PEFT in use unmerges exactly; no release so far does",
     observations=f"{__package__}._base_weights:observed",
     changes_numbers="""\
-In every release since 0.6 each weight synchronisation has changed half-precision base weights at random. An adapter
+In every release since 0.6 each weight synchronization has changed half-precision base weights at random. An adapter
 from such a run was trained on weights that no longer exist: loaded onto the original model it computes other outputs
 than in training, so evaluate it again, and continue its training if it is worse.""",
     conditions=(Condition(f"{_LINEAR}.unmerge"),),

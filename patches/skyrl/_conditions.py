@@ -10,7 +10,7 @@ from . import rollout_temperature
 def mean_with_padding(data: Any) -> bool | None:
     """Whether padding changes the mean of a batch's advantages; None for tensors on a device.
 
-    SkyRL normalises in the trainer's process, on the CPU, where values can be read without waiting.
+    SkyRL normalizes in the trainer's process, on the CPU, where values can be read without waiting.
 
     Args:
         data: has ``advantages`` and ``response_mask``, ``[batch, tokens]`` each.
@@ -24,8 +24,8 @@ def mean_with_padding(data: Any) -> bool | None:
     return bool((advantages.mean() - of_responses).abs() > 1e-6 * advantages.abs().max())  # beyond rounding
 
 
-def normalised_mean_with_padding(self: Any, data: Any) -> bool | None:
-    """The same of SkyRL's trainer, which normalises only on request."""
+def normalized_mean_with_padding(self: Any, data: Any) -> bool | None:
+    """The same of SkyRL's trainer, which normalizes only on request."""
     return mean_with_padding(data) if self.cfg.trainer.algorithm.advantage_batch_normalize else False
 
 

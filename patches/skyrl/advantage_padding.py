@@ -1,4 +1,4 @@
-"""Computes the mean of normalised advantages over response tokens, like their variance."""
+"""Computes the mean of normalized advantages over response tokens, like their variance."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def _variant(versions: str, target: str, mask: str) -> Variant:
 
 PATCH = Patch(
     name="skyrl-advantage-padding",
-    summary="advantages are normalised by their mean over response tokens, without padding",
+    summary="advantages are normalized by their mean over response tokens, without padding",
     harm="wrong gradient",
-    bug="advantages are normalised with a mean that includes padding",
+    bug="advantages are normalized with a mean that includes padding",
     when="trainer.algorithm.advantage_batch_normalize, and responses of different lengths",
     excluded_by=("trainer.algorithm.advantage_batch_normalize=false",),
     symptom="""\
-With `trainer.algorithm.advantage_batch_normalize` there is no error. Normalised advantages have neither mean 0 nor
+With `trainer.algorithm.advantage_batch_normalize` there is no error. Normalized advantages have neither mean 0 nor
 variance 1 over response tokens, and depend on the length to which the batch is padded: one more long response changes
 the advantages of all others.""",
     cause="""\
@@ -41,7 +41,7 @@ values of the recursion and the critic.""",
     repair="""\
 The patch computes the mean with SkyRL's own `masked_mean` over `response_mask`, which the variance already uses.
 Advantages become A' = (A - mean(A)) / std(A) over all tokens of the batch's responses, as in REINFORCE++ (Hu et al.,
-[arXiv:2501.03262](https://arxiv.org/abs/2501.03262), global advantage normalisation), and enter the clipped objective
+[arXiv:2501.03262](https://arxiv.org/abs/2501.03262), global advantage normalization), and enter the clipped objective
 of PPO (Schulman et al., [arXiv:1707.06347](https://arxiv.org/abs/1707.06347), equation 7).""",
     changes_numbers="""\
 All releases of SkyRL from 0.1.0 on subtract a mean that is too small with `advantage_batch_normalize=true`, by the
@@ -57,6 +57,6 @@ Runs without that setting, which is off by default, are not affected.""",
     obsolete_when="when the oldest SkyRL in use computes a masked mean; 0.4.0, the newest, does not",
     conditions=(
         Condition(_DICT, f"{__package__}._conditions:mean_with_padding"),
-        Condition(_TRAINER, f"{__package__}._conditions:normalised_mean_with_padding"),
+        Condition(_TRAINER, f"{__package__}._conditions:normalized_mean_with_padding"),
     ),
 )

@@ -11,7 +11,7 @@ PATCH = Patch(
     name="skyrl-sequence-parallel-logits",
     summary="padding is removed and restored without a loop over the batch, and split logits raise an explicit error",
     harm="slow",
-    bug="removing padding synchronises the GPU at every row, and backward allocates all logits once per row",
+    bug="removing padding synchronizes the GPU at every row, and backward allocates all logits once per row",
     when="the Megatron backend without sample packing",
     excluded_by=("trainer.strategy=fsdp|fsdp2",),
     symptom="""\
@@ -21,7 +21,7 @@ layer that leaves the sequence split: `IndexError: The shape of the mask [22] at
 indexed tensor [11, 32] at index 0`.""",
     cause="""\
 `remove_left_padding` and `recover_left_padding` loop over the rows of the batch with boolean masks, each of which
-synchronises the GPU. The backward of each row's index allocates a tensor of zeros of the size of all rows' logits.
+synchronizes the GPU. The backward of each row's index allocates a tensor of zeros of the size of all rows' logits.
 `recover_left_padding` assumes that the output has a token for each of the input's.""",
     repair="""\
 The patch computes the same numbers, bit for bit, with operations whose number does not depend on the batch. Backward

@@ -153,7 +153,7 @@ Training can continue from checkpoints.""",
         Variant(
             Guard("slime", ">=0.2.0,<=0.3.1"),
             (
-                # v0.2.4 has version 0.2.3: both ways of gathering are recognised in each release.
+                # v0.2.4 has version 0.2.3: both ways of gathering are recognized in each release.
                 Rewrite(
                     target=_FORWARD,
                     pattern="tensor_parallel.gather_from_sequence_parallel_region",

@@ -1,4 +1,4 @@
-"""slime's rewards: normalised within the samples of one prompt, for any number of samples."""
+"""slime's rewards: normalized within the samples of one prompt, for any number of samples."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 _NAME = "slime-uneven-groups"
 
 
-def not_normalised(self: Any) -> bool | None:
-    """False if rewards are not normalised by prompt; otherwise None: the samples decide."""
+def not_normalized(self: Any) -> bool | None:
+    """False if rewards are not normalized by prompt; otherwise None: the samples decide."""
     args = getattr(self, "args", None)
     if getattr(args, "rewards_normalization", None) is False:
         return False
@@ -29,7 +29,7 @@ def mean(rewards: Any, samples: Sequence[Any], args: Any) -> Any:
 
 
 def std(rewards: Any, samples: Sequence[Any], args: Any) -> Any:
-    """The divisor of the centred rewards; 0 for a prompt with one sample, whose centred reward is 0."""
+    """The divisor of the centered rewards; 0 for a prompt with one sample, whose centered reward is 0."""
     groups = _uneven_groups(rewards, samples, args)
     if groups is None:
         return rewards.std(dim=-1, keepdim=True)
@@ -94,9 +94,9 @@ def _statistic(function: Callable[..., Any]) -> Rewrite:
 
 PATCH = Patch(
     name=_NAME,
-    summary="rewards are normalised within each prompt's samples if prompts have different numbers of samples",
+    summary="rewards are normalized within each prompt's samples if prompts have different numbers of samples",
     harm="wrong gradient",
-    bug="rewards are normalised across prompts if prompts have different numbers of samples",
+    bug="rewards are normalized across prompts if prompts have different numbers of samples",
     when="GRPO, GSPO, CISPO or REINFORCE++-baseline, and a rollout function with filtered or aborted samples",
     excluded_by=("advantage_estimator=ppo|reinforce_plus_plus",),
     symptom="""\
@@ -129,10 +129,10 @@ the actor is created. rlhf_patches must be installed where the actor runs.""",
         # v0.1.0 supports only equal groups, and documents it. main still had 0.3.1 on 2026-08-21.
         Variant(Guard("slime", ">=0.2.0,<=0.3.1"), (_statistic(mean), _statistic(std))),
     ),
-    obsolete_when="when the oldest slime in use normalises by group_index; none so far does",
-    conditions=(Condition(_FUNCTION, f"{__name__}:{not_normalised.__name__}"),),
+    obsolete_when="when the oldest slime in use normalizes by group_index; none so far does",
+    conditions=(Condition(_FUNCTION, f"{__name__}:{not_normalized.__name__}"),),
     changes_numbers="""\
-Since 0.2.0, slime normalised rewards over the whole batch if prompts had different numbers of samples: easy prompts
+Since 0.2.0, slime normalized rewards over the whole batch if prompts had different numbers of samples: easy prompts
 were reinforced as such, hard ones were discouraged, and advantages had the scale of the spread between prompts. With
 the patch, they are relative to their own prompt. Check the learning rate of such a run again. Training can continue
 from its checkpoints.""",

@@ -34,7 +34,7 @@ and reductions send twice as much.""",
 ms-swift 4.0.0 to 4.3.1 accumulated Megatron's gradients in bfloat16: each has an error of about 1 % at 64
 micro-batches, random and biased towards smaller values. With the patch, sums are exact to float32. No learning rate
 depends on it. Memory grows by 2 bytes per trainable parameter: if a run barely fits, use `--main_grads_dtype bf16`,
-which needs `--use_precision_aware_optimizer true`, to keep the released behaviour.
+which needs `--use_precision_aware_optimizer true`, to keep the released behavior.
 
 Training can continue from checkpoints, except for the optimizer's state in the default format, dp_reshardable. The
 state is saved under the name of the sums' dtype, so a run does not resume from a checkpoint that was saved without the

@@ -82,7 +82,7 @@ in a decorator. Such code may have corrected the scale already. Rank 0 logs one 
     changes_numbers="""\
 Since ms-swift 3.11.0, loss and gradient of `dapo`, `cispo` and `fipo` were too small by the number of accumulation
 steps. With Adam alone, this has little effect. It affects gradient clipping, the weight of CHORD's and SDAR's losses,
-weight decay coupled to the gradient, and optimizers that are not scale-invariant. To keep the behaviour of a run whose
+weight decay coupled to the gradient, and optimizers that are not scale-invariant. To keep the behavior of a run whose
 `max_grad_norm`, `chord_mu_*` or `sdar_loss_coef` was tuned without the patch, multiply the norm, and divide the weight
 of the other loss, by the number of accumulation steps. Runs without accumulation are not affected.""",
     references=(

@@ -64,7 +64,7 @@ def loss_as_asked_for(
 @functools.cache
 def _out_of_reach(loss_type: str, why: str) -> None:
     logger.warning(
-        "--loss_type %s: ms-swift's Megatron DPO cannot compute it (%s), and minimises the sigmoid loss, as "
+        "--loss_type %s: ms-swift's Megatron DPO cannot compute it (%s), and minimizes the sigmoid loss, as "
         "released: choose another one",
         loss_type,
         why,
@@ -73,9 +73,9 @@ def _out_of_reach(loss_type: str, why: str) -> None:
 
 PATCH = Patch(
     name=_NAME,
-    summary="Megatron DPO minimises the loss that `--loss_type` names",
+    summary="Megatron DPO minimizes the loss that `--loss_type` names",
     harm="wrong gradient",
-    bug="Megatron DPO minimises the sigmoid loss whatever --loss_type names",
+    bug="Megatron DPO minimizes the sigmoid loss whatever --loss_type names",
     when="megatron rlhf with DPO, and a --loss_type other than sigmoid",
     excluded_by=("loss_type=sigmoid", "rlhf_type=grpo|kto|gkd|rm"),
     symptom="""\
@@ -89,7 +89,7 @@ trainer). IPO is also an average over tokens, and the trainer passes sums.""",
 `dpo_loss` gets the loss type. For IPO, all four log-probabilities are divided by the number of predicted tokens. The
 function that sums them also counts these tokens, over packed sequences and context-parallel ranks.
 
-The minimised loss is then, with `h` the difference of the log-ratios of the chosen and the rejected answer: sigmoid,
+The minimized loss is then, with `h` the difference of the log-ratios of the chosen and the rejected answer: sigmoid,
 `-log s(beta h)` (Rafailov et al. 2023, [arXiv 2305.18290](https://arxiv.org/abs/2305.18290), eq. 7); hinge, `max(0, 1 -
 beta h)` (Liu et al. 2023, [arXiv 2309.06657](https://arxiv.org/abs/2309.06657)); IPO, `(h - 1 / (2 beta))^2` (Azar et
 al. 2023, [arXiv 2310.12036](https://arxiv.org/abs/2310.12036), eq. 17, with `h` averaged over tokens as in ms-swift's
@@ -97,9 +97,9 @@ trainer without Megatron and in TRL); and so on for the others.
 
 `bco_pair` (a running mean of rewards), `discopop` (`--discopop_tau`) and `sft` (a separate loss; `--rpo_alpha` adds
 one) need data that this trainer does not have. With them, and with a name that `dpo_loss` does not support, the run
-minimises `sigmoid` as released, and a warning is logged.""",
+minimizes `sigmoid` as released, and a warning is logged.""",
     changes_numbers="""\
-Since ms-swift 3.7.0, Megatron DPO minimised the sigmoid loss for every `--loss_type`. A run with another loss was a run
+Since ms-swift 3.7.0, Megatron DPO minimized the sigmoid loss for every `--loss_type`. A run with another loss was a run
 with `sigmoid`: its checkpoint is DPO's, and a `beta` or learning rate that was tuned in it fits that loss (IPO and
 hinge need others). To keep the loss of such a run, set `--loss_type sigmoid`. Runs with `sigmoid` are not affected.""",
     references=("https://github.com/modelscope/ms-swift/pull/10167",),

@@ -75,7 +75,7 @@ PATCH = Patch(
     symptom="""\
 GRPO with Megatron (`megatron rlhf --rlhf_type grpo`): the first token of each completion is not trained, nor that of
 each later turn, for example `<think>`, or the answer if it is one token. With `--rollout_importance_sampling_mode`, the
-weights compare neighbouring tokens: off-policy metrics such as `rollout_correction/kl` are high from the first step on.
+weights compare neighboring tokens: off-policy metrics such as `rollout_correction/kl` are high from the first step on.
 No error is raised.""",
     cause="""\
 Log-probabilities are at the position where a token is predicted, one before the token, and the mask is at the position
@@ -91,7 +91,7 @@ The patch does not repair that before 4.0.3, the trainer's log-probabilities are
 `--temperature` of the rollouts. In 3.11, the losses `dapo` and `cispo` are also divided by the prompts' tokens.""",
     changes_numbers="""\
 Since ms-swift 3.11.0, Megatron GRPO did not train the first token of any completion or turn, and importance weights
-between rollout and trainer (`--rollout_importance_sampling_mode`) compared neighbouring tokens. With the patch, losses
+between rollout and trainer (`--rollout_importance_sampling_mode`) compared neighboring tokens. With the patch, losses
 and gradients are those of the completion. Tune thresholds for these weights again.""",
     references=("https://github.com/modelscope/ms-swift/pull/8427",),
     variants=(

@@ -37,20 +37,20 @@ def _log_softmax(target: str) -> tuple[Rewrite, ...]:
     """The changes of a log_softmax over a split vocabulary: a sum with a gradient, and a maximum without one."""
     total = "torch.distributed.all_reduce(sum_exp, op=torch.distributed.ReduceOp.SUM, group=tp_group)"
     maximum = "logits.max(dim=-1, keepdim=True)[0]"
-    normalised = "log_softmax = logits - logits_max - torch.log(sum_exp)"
+    normalized = "log_softmax = logits - logits_max - torch.log(sum_exp)"
     return (
         Rewrite(
             target=target,
             pattern=total,
             replacement="sum_exp = $SUM_OVER_RANKS(sum_exp, tp_group)",
-            alongside=(f"logits_max = {maximum}", "exp_logits = torch.exp(logits - logits_max)", normalised),
+            alongside=(f"logits_max = {maximum}", "exp_logits = torch.exp(logits - logits_max)", normalized),
             uses={"SUM_OVER_RANKS": f"{_LOGITS}:sum_over_ranks"},
         ),
         Rewrite(
             target=target,
             pattern=maximum,
             replacement="logits.detach().max(dim=-1, keepdim=True)[0]",
-            alongside=(total, normalised),
+            alongside=(total, normalized),
         ),
     )
 

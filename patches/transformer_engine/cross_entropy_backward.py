@@ -89,7 +89,7 @@ again.""",
     changes_numbers="""\
 TransformerEngine 2.2.0 to 2.7.0 gave every token the weight of the first token in its gradient, and 2.8.0 to 2.10.0
 gave tokens the weights of other tokens where a micro-batch had more than one sequence. A run that was trained with this
-fused cross-entropy minimised another loss than the logged one, or none: restart it, or at least check the norm of its
+fused cross-entropy minimized another loss than the logged one, or none: restart it, or at least check the norm of its
 gradients, and choose the learning rate and the clipping again.""",
     references=(
         "https://github.com/NVIDIA/TransformerEngine/pull/2139",

@@ -92,7 +92,7 @@ The patch supports DistributedDataParallel, FSDP, DeepSpeed, PEFT, gradient chec
 - `torch.nn.DataParallel`, or DeepSpeed's sequence parallelism.
 
 transformers requires a `compute_loss_func` to divide by `num_items_in_batch`, so the patch skips it and logs nothing.
-The patch honours `loss_is_scaled_for_ga` and `accepts_loss_kwargs`.
+The patch honors `loss_is_scaled_for_ga` and `accepts_loss_kwargs`.
 
 `rlhf-patches rehearse -- COMMAND` [measures such a run](../rehearse.md): by which factor its gradient is too large.
 

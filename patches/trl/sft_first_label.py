@@ -59,7 +59,7 @@ PATCH = Patch(
     excluded_by=("attn_implementation=eager|sdpa|flex_attention", "trl=dpo|grpo|kto|reward|rloo"),
     symptom="""\
 `SFTTrainer` with FlashAttention and `padding_free=True`, or `packing=True` with its default strategy, on language
-modelling data: loss and gradient include one extra target per example or document, the first token of whatever follows
+modeling data: loss and gradient include one extra target per example or document, the first token of whatever follows
 in the batch. The effect grows as examples get shorter; if all examples begin alike the model learns it soon. In 0.22.2
 and 0.23.0 with `padding_free` and `pad_to_multiple_of`, examples also attend to the examples before them. No error.
 Prompt-completion data is not affected.""",

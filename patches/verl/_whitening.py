@@ -1,4 +1,4 @@
-"""Normalises advantages over the responses of a batch."""
+"""Normalizes advantages over the responses of a batch."""
 
 from __future__ import annotations
 

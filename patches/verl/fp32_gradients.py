@@ -48,7 +48,7 @@ parameter instead of 2, and reductions send twice as many bytes.""",
     changes_numbers="""\
 verl 0.7.0 to 0.9.0 accumulated gradients in bfloat16 on Megatron-Bridge: each is off by about 1 % at 64 micro-batches,
 at random and towards smaller values. With the patch sums are exact to float32. The learning rate is not affected. The
-patch takes 2 more bytes of memory per trainable parameter: a run that only just fits can keep the released behaviour
+patch takes 2 more bytes of memory per trainable parameter: a run that only just fits can keep the released behavior
 with `+actor_rollout_ref.actor.megatron.override_ddp_config.grad_reduce_in_fp32=False`, and the same for a critic.
 
 Training can continue from existing checkpoints, except for the optimizer's state in the format dp_reshardable, the

@@ -1,4 +1,4 @@
-"""verl's vectorised RLOO: train on a response that is alone in its group."""
+"""verl's vectorized RLOO: train on a response that is alone in its group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _TARGET = "verl.trainer.ppo.core_algos:compute_rloo_vectorized_outcome_advantage
 
 PATCH = Patch(
     name="verl-rloo-singletons",
-    summary="the vectorised RLOO trains on the only response of a prompt, as the plain RLOO does",
+    summary="the vectorized RLOO trains on the only response of a prompt, as the plain RLOO does",
     harm="wrong gradient",
     bug="the only response of a prompt has advantage 0, so the policy does not learn from it",
     when="adv_estimator=rloo_vectorized, and rollout.n=1 or filtered groups",
@@ -22,7 +22,7 @@ trained on that response. There is no error. `rloo`, which is the same estimator
 trains on both.""",
     cause="""\
 The average of the other responses' rewards does not exist for a single response. `rloo` then keeps the reward itself;
-the vectorised estimator multiplies by `c > 1`, where `c` is the number of responses of the prompt, and so by 0.""",
+the vectorized estimator multiplies by `c > 1`, where `c` is the number of responses of the prompt, and so by 0.""",
     repair="""\
 The advantage of a single response is its reward: REINFORCE without a baseline, to which RLOO's R(y_i) - 1/(k - 1) sum
 over j != i of R(y_j) reduces for k = 1 (Ahmadian et al., 2024, arXiv 2402.14740). The advantages of all other responses

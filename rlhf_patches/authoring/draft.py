@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Union
 from ..definitions.changes import Rewrite
 from ..definitions.errors import DefinitionError
 from ..guards import fingerprints, patterns, shapes, sources
-from ..guards.edits import NoEffect, Undefined, Unrecognised, edited
+from ..guards.edits import NoEffect, Undefined, Unrecognized, edited
 from ..guards.places import FunctionNode, Source
 
 _MOST_LINES = 12
@@ -154,12 +154,12 @@ class _Draft:
     def prove(self, drafted: Sequence[Rewrite], sites: Sequence[_Site]) -> None:
         """Check that the engine accepts the rewrites, and that their result is the fixed function."""
         try:
-            recognised = [shapes.recognise(rewrite, self.old) for rewrite in drafted]
-            shapes.check_compiles(recognised, lines=True)
-            edits = shapes.combined([item.edits for item in recognised], self.target)
+            recognized = [shapes.recognize(rewrite, self.old) for rewrite in drafted]
+            shapes.check_compiles(recognized, lines=True)
+            edits = shapes.combined([item.edits for item in recognized], self.target)
         except Undefined as error:
             raise Inexpressible(f"{error}: write a Rewrite whose `uses` brings it") from error
-        except (Unrecognised, NoEffect) as error:
+        except (Unrecognized, NoEffect) as error:
             raise _TooSmall(sites, str(error)) from error
         text = self.old._replace(text=edited(self.old.text, edits))
         made = sources.find_function(text, self.target.partition(":")[2])
@@ -176,8 +176,8 @@ class _Draft:
             for pattern in _patterns(self.new.text, node):
                 first = replace(drafted[0], unless=(pattern,))
                 try:
-                    shapes.recognise(first, self.old)
-                except (Unrecognised, DefinitionError):
+                    shapes.recognize(first, self.old)
+                except (Unrecognized, DefinitionError):
                     continue
                 if not self._fits_the_fix(first):
                     return (first, *drafted[1:])
@@ -185,8 +185,8 @@ class _Draft:
 
     def _fits_the_fix(self, rewrite: Rewrite) -> bool:
         try:
-            shapes.recognise(rewrite, self.new)
-        except (Unrecognised, DefinitionError):
+            shapes.recognize(rewrite, self.new)
+        except (Unrecognized, DefinitionError):
             return False
         return True
 

@@ -9,7 +9,7 @@ from ..authoring import definition, upstream
 from ..definitions.changes import Rewrite
 from ..definitions.words import printable
 from ..guards import fingerprints, patterns, shapes, sources
-from ..guards.edits import Edit, NoEffect, Undefined, Unrecognised, with_edits
+from ..guards.edits import Edit, NoEffect, Undefined, Unrecognized, with_edits
 from ..guards.places import Source
 from . import output
 from .command_line import Commands, UsageError
@@ -96,9 +96,9 @@ def edits_of(rewrite: Rewrite, source: Source) -> tuple[Edit, ...]:
         UsageError: the rewrite is not possible.
     """
     try:
-        edits = shapes.recognise(rewrite, source)
+        edits = shapes.recognize(rewrite, source)
         shapes.check_compiles([edits], lines=True)
-    except (Unrecognised, Undefined, NoEffect) as error:
+    except (Unrecognized, Undefined, NoEffect) as error:
         raise UsageError(f"the rewrite is not possible: {error}") from error
     return edits.edits
 

@@ -12,7 +12,7 @@ from ..definitions.patch import Patch
 from ..definitions.registry import PluginFailure, Registered
 from ..definitions.status import PatchReport
 from ..definitions.words import printable
-from ..guards.edits import NoEffect, Unrecognised
+from ..guards.edits import NoEffect, Unrecognized
 from ..guards.places import NotFound, Unreadable
 from ..offline import changes, evaluate
 from ..proving import lookup
@@ -126,7 +126,7 @@ def _diff(options: argparse.Namespace) -> int:
         raise UsageError(
             f"{patch.name}: no change to show: {patch.distribution} is not installed here ({error})"
         ) from error
-    except (NoEffect, Unrecognised, Unreadable) as error:
+    except (NoEffect, Unrecognized, Unreadable) as error:
         raise UsageError(f"{patch.name} does not change anything here: {error}") from error
     except changes.NotAFile as error:
         raise UsageError(f"{patch.name} cannot be exported as a patch: {error}") from error

@@ -14,7 +14,7 @@ from ..definitions.changes import Change, Replace, Rewrite, Wrap
 from ..definitions.checks import check_name
 from ..definitions.words import plural, printable
 from ..guards import decision, fingerprints, patterns, rewriting, sources
-from ..guards.edits import Unrecognised
+from ..guards.edits import Unrecognized
 from ..guards.places import FunctionNode, Source
 from ..offline import inputs
 from . import author, output
@@ -147,7 +147,7 @@ def _change(options: argparse.Namespace, owner: Owner | None, source: Source, no
     try:
         module_code = rewriting.compile_module(source.text, source.filename)
         decision.check_kind(rewriting.code_of(module_code, sources.place_of(node)), node.name)
-    except (decision.CannotApply, Unrecognised) as error:
+    except (decision.CannotApply, Unrecognized) as error:
         raise UsageError(f"a {options.kind} is not possible: {error}") from error
     implementation = f"{plugin.package_of(options.name)}.repair:{node.name.strip('_') or 'repair'}"
     read = owner.version if owner and owner.version else "the release that was read"

@@ -20,7 +20,7 @@ from ..definitions.words import layout, printable
 if TYPE_CHECKING:
     from .terminal import Terminal
 
-_COLOURS = {
+_COLORS = {
     Status.APPLIES: "green",
     Status.REFUSED: "bold red",
     Status.FAILED: "bold red",
@@ -31,7 +31,7 @@ _COLOURS = {
 }
 _FIRST = (Status.REFUSED, Status.FAILED, Status.APPLIES, Status.ADVICE)
 """The statuses at the top of a report: problems that need the user, and patches that apply here."""
-_STATUS = re.compile(rf"(?<=  )({'|'.join(_COLOURS)})(?=  |$)")
+_STATUS = re.compile(rf"(?<=  )({'|'.join(_COLORS)})(?=  |$)")
 
 
 def console() -> Terminal:
@@ -51,7 +51,7 @@ def print_sentence(text: str, style: str = "") -> None:
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], below: Sequence[Sequence[str]] = ()) -> None:
-    """Print rows in columns, each status in its colour. Piped output, for programs and logs, has one line per row."""
+    """Print rows in columns, each status in its color. Piped output, for programs and logs, has one line per row."""
     from rich.text import Text
 
     to = console()
@@ -60,7 +60,7 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], below: Sequ
         text = Text(line, style="" if number else "bold")
         status = _STATUS.search(line)
         if status is not None:
-            text.stylize(_COLOURS[Status(status.group())], *status.span())
+            text.stylize(_COLORS[Status(status.group())], *status.span())
         to.print(text)
 
 
@@ -117,7 +117,7 @@ def print_sum(report: Report, next_step: str) -> None:
     """Print the number of patches by status, the harm of bugs present here, and the next step."""
     bugs = [row for row in report if row.kind != WATCH]
     counts = Counter(row.status for row in bugs)
-    by_status = ", ".join(f"{counts[status]} {status}" for status in _COLOURS if counts[status])
+    by_status = ", ".join(f"{counts[status]} {status}" for status in _COLORS if counts[status])
     print_sentence(f"{len(bugs)} known bugs: {by_status or 'none'}", style="bold")
     harm = pages.counted(row for row in report if row.is_there)
     if harm:

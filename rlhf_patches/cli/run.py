@@ -131,7 +131,7 @@ def _report(options: argparse.Namespace) -> int:
     from ..runs import report_reader
 
     try:
-        summary = report_reader.summarise(options.file)
+        summary = report_reader.summarize(options.file)
     except report_reader.ReportFileError as error:
         raise UsageError(str(error)) from error
     if options.json:

@@ -110,7 +110,7 @@ class Guard:
     def shares_a_version_with(self, other: Guard) -> str | None:
         """Return a version that is in both ranges; None if there is none.
 
-        Membership changes only at the versions that the ranges name, so those and their neighbours suffice.
+        Membership changes only at the versions that the ranges name, so those and their neighbors suffice.
         """
         if ranges.plainly_apart(self.versions, other.versions):
             return None

@@ -48,7 +48,7 @@ _SYNONYMS = (
     "logprob logp probability logprobs",
     "kl divergence",
     "moe expert mixture router",
-    "slow slower synchronise speed",
+    "slow slower synchronize speed",
     "ckpt checkpoint save",
     "import install missing",
     "shuffle order",

@@ -13,7 +13,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from ..guards import rewriting
-from ..guards.edits import Unrecognised
+from ..guards.edits import Unrecognized
 from ..import_system import no_signal
 
 _MOST_LAYERS = 64
@@ -37,7 +37,7 @@ def attribute(module: ModuleType, qualname: str) -> Located:
     """Return the attribute of a qualified name, without triggering descriptors.
 
     Raises:
-        Unrecognised: there is no such attribute, or it is inherited rather than defined there.
+        Unrecognized: there is no such attribute, or it is inherited rather than defined there.
     """
     # Ordinary attribute access would import a lazy module.
     namespace = object.__getattribute__(module, "__dict__")
@@ -47,7 +47,7 @@ def attribute(module: ModuleType, qualname: str) -> Located:
         if isinstance(value, type) and part.startswith("__") and not part.endswith("__"):
             part = f"_{value.__name__.lstrip('_')}{part}"
         if part not in namespace:
-            raise Unrecognised(f"{module.__name__} does not define {qualname} (no {part!r})")
+            raise Unrecognized(f"{module.__name__} does not define {qualname} (no {part!r})")
         if value is not module:
             owner = value
         value = namespace[part]
@@ -65,7 +65,7 @@ def find(located: Located, expected: CodeType, originals: dict[FunctionType, Cod
     ``originals`` holds the original code of functions that are already patched.
 
     Raises:
-        Unrecognised: no function matches, or several do; the message describes the functions that exist.
+        Unrecognized: no function matches, or several do; the message describes the functions that exist.
     """
     # type(), not isinstance(), which accepts a wrapt proxy around a function as the function.
     layers = list(behind(located.raw, target))
@@ -73,20 +73,20 @@ def find(located: Located, expected: CodeType, originals: dict[FunctionType, Cod
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise Unrecognised(f"{target} wraps {len(matches)} functions with the same code; the one that runs is unknown")
+        raise Unrecognized(f"{target} wraps {len(matches)} functions with the same code; the one that runs is unknown")
     for function in layers:
         if type(function) is FunctionType and function.__code__.co_name == expected.co_name:
             code = function.__code__
             if code.co_filename != expected.co_filename:
-                raise Unrecognised(
+                raise Unrecognized(
                     f"{target} is not the code on disk: it was replaced by {function.__module__}."
                     f"{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
                 )
-            raise Unrecognised(
+            raise Unrecognized(
                 f"{target} is not the code on disk: {code.co_filename} was edited after its import, or other "
                 "code has changed the function"
             )
-    raise Unrecognised(f"{target} is {_describe(located.raw)} that does not lead to its own function")
+    raise Unrecognized(f"{target} is {_describe(located.raw)} that does not lead to its own function")
 
 
 def is_same(code: CodeType, expected: CodeType) -> bool:
@@ -126,7 +126,7 @@ def reaches(raw: Any, function: FunctionType) -> bool:
     """Whether an attribute still leads to a function."""
     try:
         return any(layer is function for layer in behind(raw, ""))
-    except Unrecognised:
+    except Unrecognized:
         return False
 
 
@@ -140,7 +140,7 @@ def behind(raw: Any, target: str) -> Iterator[Any]:
             continue
         seen.add(id(layer))
         if isinstance(layer, functools._lru_cache_wrapper):
-            raise Unrecognised(f"{target} is cached with functools.lru_cache: earlier results would stay cached")
+            raise Unrecognized(f"{target} is cached with functools.lru_cache: earlier results would stay cached")
         yield layer
         if isinstance(layer, (staticmethod, classmethod)):
             waiting.append(layer.__func__)
@@ -181,7 +181,7 @@ def check_swap(function: FunctionType, code: CodeType) -> None:
     """Check that ``code`` can replace the function's code.
 
     Raises:
-        Unrecognised: it cannot (`rewriting.check_swap`).
+        Unrecognized: it cannot (`rewriting.check_swap`).
     """
     rewriting.check_swap(function.__code__, code, function.__qualname__)
 

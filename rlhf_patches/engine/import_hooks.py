@@ -41,9 +41,9 @@ def watch(name: str, callback: Callback) -> None:
         return
     if _is_lazy(module):
         finder.turns_lazy(spec)
-    elif import_system.is_initialising(module):
+    elif import_system.is_initializing(module):
         import_system.observe(spec, finder)
-        if not import_system.is_initialising(module):  # it ended meanwhile, in another thread
+        if not import_system.is_initializing(module):  # it ended meanwhile, in another thread
             import_system.stop_observing(spec)
             finder.ends(spec)
 
@@ -57,7 +57,7 @@ def unwatch(name: str, callback: Callback) -> None:
 
 def is_ready(module: ModuleType) -> bool:
     """Whether a module in ``sys.modules`` has been fully executed."""
-    return not _is_lazy(module) and not import_system.is_initialising(module)
+    return not _is_lazy(module) and not import_system.is_initializing(module)
 
 
 def _is_lazy(module: ModuleType | None) -> bool:

@@ -16,8 +16,8 @@ from ..definitions.patch import Condition
 from ..definitions.reached import Reached
 from ..guards import decision, rewriting, shapes
 from ..guards.decision import Conflict
-from ..guards.edits import Edit, NoEffect, Unrecognised
-from ..guards.shapes import Recognised
+from ..guards.edits import Edit, NoEffect, Unrecognized
+from ..guards.shapes import Recognized
 from ..import_system import no_signal
 from . import functions, reached, trampolines, uses
 from .log import logger
@@ -72,7 +72,7 @@ class Ledger:
     def plan(
         self,
         name: str,
-        recognised: list[Recognised],
+        recognized: list[Recognized],
         modules: dict[str, ModuleType],
         implementation: Implementation,
         watches: bool = False,
@@ -84,7 +84,7 @@ class Ledger:
 
         Args:
             name: the patch.
-            recognised: its changes, as located in the text of their modules.
+            recognized: its changes, as located in the text of their modules.
             modules: the modules of the changes, by name.
             implementation: returns the implementation of a `Replace` or `Wrap`.
             watches: whether it is a `Watch`, which wraps any patch.
@@ -95,19 +95,19 @@ class Ledger:
         Raises:
             Conflict: another patch has changed a function, or other code has changed it after it was patched.
             NoEffect: under ``python -O`` there is nothing to repair.
-            Unrecognised: a live function differs from the text.
+            Unrecognized: a live function differs from the text.
             decision.CannotApply: no trampoline can replace a function.
         """
         plan = Plan(name, watches, observes, [], [])
         idle: NoEffect | None = None
         originals = {function: patched.original for function, patched in self._patched.items()}
-        groups = shapes.by_function(recognised)
+        groups = shapes.by_function(recognized)
         for target, changes in groups.items():
             first = changes[0]
             located = functions.attribute(modules[target.partition(":")[0]], first.qualname)
             try:
                 function = functions.find(located, first.original_code(), originals, target)
-            except Unrecognised:  # try the whole module: a slice is verified for the Python versions of its time
+            except Unrecognized:  # try the whole module: a slice is verified for the Python versions of its time
                 changes = [item.in_the_whole() for item in changes]
                 first = changes[0]
                 function = functions.find(located, first.original_code(), originals, target)
@@ -211,7 +211,7 @@ class Ledger:
                 return f"{module_name} is no longer imported"
             try:
                 raw = functions.attribute(module, qualname).raw
-            except Unrecognised as error:
+            except Unrecognized as error:
                 return str(error)
             here = [p for p in carrying if p.target == target and functions.reaches(raw, p.function)]
             if not here:
@@ -263,7 +263,7 @@ def _without(name: str, patched: Patched) -> tuple[CodeType, Callable[..., Any] 
     return inner, watch, _around(patched, inner, watch, patched.watched_by)
 
 
-def _watch(patched: Patched, changes: list[Recognised], implementation: Implementation) -> Callable[..., Any]:
+def _watch(patched: Patched, changes: list[Recognized], implementation: Implementation) -> Callable[..., Any]:
     """Return the implementation of a watch."""
     (change,) = (each.change for each in changes)
     assert isinstance(change, Wrap)
@@ -284,7 +284,7 @@ def _give(patched: Patched, code: CodeType) -> None:
     patched.current = patched.function.__code__ = code
 
 
-def _rewritten_beside(target: str, groups: dict[str, list[Recognised]]) -> list[rewriting.Edited]:
+def _rewritten_beside(target: str, groups: dict[str, list[Recognized]]) -> list[rewriting.Edited]:
     """Return the other functions of the same module that a patch rewrites."""
     source = groups[target][0].source
     return [
@@ -311,7 +311,7 @@ def _coded(
     first = patched.entries.statement(filter(None, counted.values()))
     try:
         return rewriting.entered_code(source, place, named, first, patched.original)
-    except Unrecognised as error:  # the repair matters more than the count
+    except Unrecognized as error:  # the repair matters more than the count
         logger().debug("%s is not counted: %s", patched.target, error)
         return code
 
@@ -346,7 +346,7 @@ def _left_to_the_repair() -> None:
 def _compose(
     name: str,
     patched: Patched,
-    changes: list[Recognised],
+    changes: list[Recognized],
     beside: list[rewriting.Edited],
     implementation: Implementation,
     counted: dict[str, Probe | None],

@@ -9,9 +9,9 @@ from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from ..guards.decision import Held
-from ..guards.edits import Unrecognised
+from ..guards.edits import Unrecognized
 from ..guards.places import Place, Source
-from ..guards.shapes import Recognised
+from ..guards.shapes import Recognized
 from . import functions
 from .reached import Entries, Probe
 
@@ -54,7 +54,7 @@ class Patched(Held):
         module = sys.modules.get(module_name)
         try:
             return module is not None and functions.reaches(functions.attribute(module, qualname).raw, self.function)
-        except Unrecognised:
+        except Unrecognized:
             return False
 
 
@@ -65,7 +65,7 @@ class Swap(NamedTuple):
     inner: CodeType
     watch: Callable[..., Any] | None
     new: CodeType
-    changes: list[Recognised]
+    changes: list[Recognized]
     counted: dict[str, Probe | None]
 
 

@@ -156,8 +156,8 @@ class Turn(State):
             return
         if missing := [each.predicate for each in conditions if each.predicate not in self._resolved]:
             raise NotReady(functools.partial(self._resolve_all, missing))
-        recognised, _ = decision.shapes_in(choice.variants, read)
-        here = [item for items in recognised.values() for item in items if item.source.module in ready]
+        recognized, _ = decision.shapes_in(choice.variants, read)
+        here = [item for items in recognized.values() for item in items if item.source.module in ready]
         try:
             plan = ledger.plan(patch.name, here, ready, self._implementation, observes=True, conditions=conditions)
             ledger.commit(plan)
@@ -186,7 +186,7 @@ class Turn(State):
         from ..guards import decision, implementations
 
         assert decided.variant is not None
-        here = [item for item in decided.recognised if item.source.module in ready]
+        here = [item for item in decided.recognized if item.source.module in ready]
         try:
             observes = self._settings().observe and patch.kind != WATCH and not ledger.is_on(patch.name)
             used = () if observes else put_to_use(item.change for item in here)

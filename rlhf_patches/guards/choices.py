@@ -18,7 +18,7 @@ from .versions import UNREVIEWED, Finding, Verdict
 if TYPE_CHECKING:
     from ..definitions.listed import Listed, ListedVariant
     from ..definitions.variant import Variant
-    from .shapes import Recognised
+    from .shapes import Recognized
 
 
 class Found(NamedTuple):
@@ -55,7 +55,7 @@ class Decision(NamedTuple):
     reason: str
     version: str | None = None
     variant: Variant | None = None
-    recognised: tuple[Recognised, ...] = ()
+    recognized: tuple[Recognized, ...] = ()
     unreviewed: bool = False
 
 

@@ -19,10 +19,10 @@ from ..definitions.variant import Variant
 from ..import_system import no_signal
 from . import choices, known, shapes
 from .choices import Choice, Decision
-from .edits import Edit, NoEffect, Undefined, Unrecognised
+from .edits import Edit, NoEffect, Undefined, Unrecognized
 from .implementations import Unusable
 from .places import Source, Unreadable
-from .shapes import Recognised
+from .shapes import Recognized
 from .versions import Finding, Verdict
 
 
@@ -42,14 +42,14 @@ def decide(choice: Choice, read: Callable[[str], Source]) -> Decision:
         read: returns the text of a module; raises `Unreadable`.
     """
     finding, version = choice.finding, choice.finding.version
-    recognised, errors = shapes_in(choice.variants, read)
+    recognized, errors = shapes_in(choice.variants, read)
     if finding.verdict is Verdict.OUTSIDE:
-        seen = not finding.beside_was_read and any(map(_compiles, recognised.values()))
+        seen = not finding.beside_was_read and any(map(_compiles, recognized.values()))
         return choices.unaffected(finding, unreviewed=seen)
-    if len(recognised) > 1 and not choice.variants[0].is_advice:
-        ranges = " and ".join(str(variant.guard) for variant in recognised)
+    if len(recognized) > 1 and not choice.variants[0].is_advice:
+        ranges = " and ".join(str(variant.guard) for variant in recognized)
         return Decision(Status.REFUSED, f"{finding.reason}, and the code matches {ranges}", version)
-    for variant, items in recognised.items():
+    for variant, items in recognized.items():
         which = f", and the code matches {variant.guard}" if choice.of_several else ""
         if variant.is_advice:
             return Decision(Status.ADVICE, f"{finding.reason}{which}, without a repair", version)
@@ -71,20 +71,20 @@ def has_to_search(choice: Choice, read: Callable[[str], Source]) -> bool:
 
 def shapes_in(
     variants: Iterable[Variant | ListedVariant], read: Callable[[str], Source]
-) -> tuple[dict[Variant, list[Recognised]], list[Exception]]:
+) -> tuple[dict[Variant, list[Recognized]], list[Exception]]:
     """Return the variants whose shape is in the text (`widest`), and why the others do not match.
 
     Raises:
         TypeError: a variant is only listed, so its shape is unknown.
     """
-    by_variant: dict[Variant, list[Recognised]] = {}
+    by_variant: dict[Variant, list[Recognized]] = {}
     errors: list[Exception] = []
     for variant in variants:
         if isinstance(variant, ListedVariant):
             raise TypeError(f"{variant} is not imported")
         try:
-            by_variant[variant] = shapes.recognise_all(variant, {module: read(module) for module in variant.modules})
-        except (Unrecognised, Unreadable) as error:
+            by_variant[variant] = shapes.recognize_all(variant, {module: read(module) for module in variant.modules})
+        except (Unrecognized, Unreadable) as error:
             errors.append(error)
     return {variant: by_variant[variant] for variant in widest(by_variant)}, errors
 
@@ -98,9 +98,9 @@ def widest(variants: Iterable[Variant]) -> list[Variant]:
     return [one for one, own in changes.items() if not any(own < more for more in changes.values())]
 
 
-def _compiles(recognised: list[Recognised]) -> bool:
+def _compiles(recognized: list[Recognized]) -> bool:
     try:
-        shapes.check_compiles(recognised)
+        shapes.check_compiles(recognized)
     except no_signal(Exception):  # in any case it is not the code that the patch was written for
         return False
     return True
@@ -111,7 +111,7 @@ def refusal(finding: Finding, *errors: Exception) -> Decision:
     text = "; ".join(dict.fromkeys(map(str, errors)))
     if all(isinstance(error, NoEffect) for error in errors):
         return Decision(Status.UNAFFECTED, text, finding.version)
-    if finding.verdict is Verdict.UNKNOWN and all(isinstance(error, (NoEffect, Unrecognised)) for error in errors):
+    if finding.verdict is Verdict.UNKNOWN and all(isinstance(error, (NoEffect, Unrecognized)) for error in errors):
         reason = f"{finding.reason}, and the code does not have the defect: {text}"
         return Decision(Status.UNAFFECTED, reason, finding.version)
     status = Status.FAILED if any(isinstance(error, FAULTS) for error in errors) else Status.REFUSED
@@ -121,7 +121,7 @@ def refusal(finding: Finding, *errors: Exception) -> Decision:
 FAULTS = (Unusable, Undefined)
 """Errors of the patch, not of the framework's code."""
 
-REFUSALS = (NoEffect, Unrecognised, Unreadable, CannotApply, *FAULTS)
+REFUSALS = (NoEffect, Unrecognized, Unreadable, CannotApply, *FAULTS)
 """The exceptions that `refusal` handles; any other exception is a failure."""
 
 
@@ -167,7 +167,7 @@ def check_watch(target: str, held: Held) -> None:
         raise Conflict(f"{target} is already watched by {held.watched_by}")
 
 
-def edits_beside(name: str, changes: Sequence[Recognised], held: Held) -> list[Edit] | None:
+def edits_beside(name: str, changes: Sequence[Recognized], held: Held) -> list[Edit] | None:
     """Return the edits of one patch in one function, if they are compatible with the other patches' changes.
 
     Args:
@@ -181,7 +181,7 @@ def edits_beside(name: str, changes: Sequence[Recognised], held: Held) -> list[E
     Raises:
         CannotApply: the function is of a kind that cannot be wrapped.
         Conflict: two changes exclude each other.
-        Unrecognised: two rewrites of the patch touch the same code.
+        Unrecognized: two rewrites of the patch touch the same code.
     """
     target = changes[0].change.target
     rewrites = [item for item in changes if isinstance(item.change, Rewrite)]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
-class Unrecognised(Exception):
+class Unrecognized(Exception):
     """The patch was not written for this code; the message states what is missing."""
 
 
@@ -41,5 +41,5 @@ def edited(text: str, edits: Sequence[Edit]) -> str:
     """Return ``text`` with all edits; the number of lines must not change."""
     result = with_edits(text, edits)
     if result.count("\n") != text.count("\n"):  # not an assert, which -O removes
-        raise Unrecognised("the edits change the number of lines")
+        raise Unrecognized("the edits change the number of lines")
     return result

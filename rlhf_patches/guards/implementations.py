@@ -15,7 +15,7 @@ from typing import Any
 from ..definitions.changes import Rewrite, Shape, Wrap
 from . import locating, sources
 from .places import FunctionNode, NotFound, Unreadable
-from .shapes import Recognised
+from .shapes import Recognized
 
 _Call = tuple[tuple[str, ...], dict[str, str]]
 
@@ -46,17 +46,17 @@ Raises `Unusable` if there is no such object, `NotCallable` if it is not a funct
 """
 
 
-def check_usable(recognised: Sequence[Recognised], describe: Describe) -> None:
+def check_usable(recognized: Sequence[Recognized], describe: Describe) -> None:
     """Check the implementations of a patch's changes.
 
     Args:
-        recognised: the changes, as located in the text of their modules.
+        recognized: the changes, as located in the text of their modules.
         describe: `of_text`, or a function that calls `of_object`.
 
     Raises:
         Unusable: an implementation does not exist, cannot be called, or takes other parameters.
     """
-    for item in recognised:
+    for item in recognized:
         if isinstance(item.change, Rewrite):
             for path in item.change.uses.values():
                 try:
@@ -67,7 +67,7 @@ def check_usable(recognised: Sequence[Recognised], describe: Describe) -> None:
             _check_call(item, item.change.implementation, describe)
 
 
-def _check_call(item: Recognised, path: str, describe: Describe) -> None:
+def _check_call(item: Recognized, path: str, describe: Describe) -> None:
     try:
         signature = describe(path)
     except NotCallable as error:

@@ -23,7 +23,7 @@ from .places import Known, Place, Slice, Source
 _DIGITS = 12
 
 Found = tuple[Place, tuple[Edit, ...], Union[str, None]]
-"""The place of a change's target, the edits, and the fingerprint; the latter two as in `shapes.Recognised`."""
+"""The place of a change's target, the edits, and the fingerprint; the latter two as in `shapes.Recognized`."""
 
 
 def look_up(source: Source) -> Source:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..definitions.errors import DefinitionError
 from . import sources
-from .edits import Edit, Unrecognised
+from .edits import Edit, Unrecognized
 from .memory import remembered
 from .places import FunctionNode, Place, Source
 
@@ -52,11 +52,11 @@ def find_edits(rewrite: Rewrite, source: Source, place: Place) -> list[Edit]:
     """Return the edits of a rewrite in a function of ``source``.
 
     Raises:
-        Unrecognised: the pattern does not occur exactly as often as expected, or not where expected.
+        Unrecognized: the pattern does not occur exactly as often as expected, or not where expected.
     """
     edits = sorted(_edit(rewrite, match, source.text) for match in find(rewrite, source, place))
     if any(first.overlaps(second) for first, second in itertools.pairwise(edits)):
-        raise Unrecognised(f"matches of {rewrite.pattern!r} in {rewrite.target} overlap")
+        raise Unrecognized(f"matches of {rewrite.pattern!r} in {rewrite.target} overlap")
     return edits
 
 
@@ -64,19 +64,19 @@ def find(shape: Rewrite | Shape, source: Source, place: Place) -> list[SgNode]:
     """Return the pattern's matches in a function of ``source``.
 
     Raises:
-        Unrecognised: the pattern does not occur exactly as often as expected, or not where expected.
+        Unrecognized: the pattern does not occur exactly as often as expected, or not where expected.
     """
     function = _function_node(source, place)
     for at, pattern in enumerate(shape.alongside):
         if not _find_all(function, pattern):
-            raise Unrecognised(why_not(shape, ("alongside", at)))
+            raise Unrecognized(why_not(shape, ("alongside", at)))
     for at, pattern in enumerate(shape.unless):
         if _find_all(function, pattern):
-            raise Unrecognised(why_not(shape, ("unless", at)))
+            raise Unrecognized(why_not(shape, ("unless", at)))
     matches = _find_all(function, shape.pattern, shape.inside)
     if len(matches) != shape.matches:
         lines = ", ".join(str(match.range().start.line + 1) for match in matches[:_MOST_LINES])
-        raise Unrecognised(why_not(shape, len(matches), f" (at line {lines})" if lines else ""))
+        raise Unrecognized(why_not(shape, len(matches), f" (at line {lines})" if lines else ""))
     return matches
 
 
@@ -154,7 +154,7 @@ def _function_node(source: Source, node: FunctionNode | Place) -> SgNode:
         name = candidate.field("name")
         if name is not None and name.text() == node.name:
             return candidate
-    raise Unrecognised(f"ast-grep and Python disagree on where {node.name} is in {source.filename}")
+    raise Unrecognized(f"ast-grep and Python disagree on where {node.name} is in {source.filename}")
 
 
 def _by_line(text: str) -> dict[int, list[SgNode]]:
@@ -172,7 +172,7 @@ def _edit(rewrite: Rewrite, match: SgNode, module_text: str) -> Edit:
             return f'__import__("{module}", fromlist=("*",)).{path}'
         bound = match.get_match(name)
         if bound is None:
-            raise Unrecognised(f"the replacement in {rewrite.target} uses ${name}, which the pattern does not bind")
+            raise Unrecognized(f"the replacement in {rewrite.target} uses ${name}, which the pattern does not bind")
         return _as_operand(bound.text())
 
     bounds, parent = match.range(), match.parent()
@@ -187,7 +187,7 @@ def _edit(rewrite: Rewrite, match: SgNode, module_text: str) -> Edit:
     text = re.sub(r"\$([A-Z_][A-Z0-9_]*)", stands_for, template)
     old, new = match.text().count("\n"), text.count("\n")
     if new > old:
-        raise Unrecognised(
+        raise Unrecognized(
             f"the replacement in {rewrite.target} has {new + 1} lines, more than the {old + 1} it replaces"
         )
     if is_statement:

@@ -16,7 +16,7 @@ from types import CodeType
 
 from ..import_system import no_signal
 from . import entry, slices, sources
-from .edits import Edit, NoEffect, Undefined, Unrecognised, edited
+from .edits import Edit, NoEffect, Undefined, Unrecognized, edited
 from .memory import remembered
 from .places import Place, Source
 
@@ -25,7 +25,7 @@ def compile_module(text: str, filename: str) -> CodeType:
     """Compile a module's text as the import system does.
 
     Raises:
-        Unrecognised: it does not compile.
+        Unrecognized: it does not compile.
     """
     return remembered(("code", text, filename), lambda: _compile(text, filename))
 
@@ -36,7 +36,7 @@ def _compile(text: str, filename: str) -> CodeType:
         with sources.no_warnings():
             return compile(text, filename, "exec", dont_inherit=True)
     except no_signal(SyntaxError, ValueError, RecursionError) as error:
-        raise Unrecognised(f"the code does not compile: {error} ({filename})") from error
+        raise Unrecognized(f"the code does not compile: {error} ({filename})") from error
 
 
 def compile_around(source: Source, place: Place, edits: Sequence[Edit] = (), first: str = "") -> CodeType:
@@ -49,7 +49,7 @@ def compile_around(source: Source, place: Place, edits: Sequence[Edit] = (), fir
         first: a statement to insert at the beginning of the function (`entry`).
 
     Raises:
-        Unrecognised: it does not compile, or the number of lines changes.
+        Unrecognized: it does not compile, or the number of lines changes.
     """
     text = source.text
     if place.slice is not None:
@@ -63,14 +63,14 @@ def compile_around(source: Source, place: Place, edits: Sequence[Edit] = (), fir
     try:
         return entry.compiled(text, source.filename, place.name, place.lineno, first)
     except no_signal(SyntaxError, ValueError, RecursionError) as error:
-        raise Unrecognised(f"the code does not compile: {error} ({source.filename})") from error
+        raise Unrecognized(f"the code does not compile: {error} ({source.filename})") from error
 
 
 def entered_code(source: Source, place: Place, edits: Sequence[Edit], first: str, original: CodeType) -> CodeType:
     """Return a function's code after edits that `rewrite_code` has checked, with a first statement inserted.
 
     Raises:
-        Unrecognised: it does not compile, or cannot replace the original.
+        Unrecognized: it does not compile, or cannot replace the original.
     """
     code = code_of(compile_around(source, place, edits, first), place)
     check_swap(original, code, place.name)
@@ -82,7 +82,7 @@ def code_of(module_code: CodeType, place: Place) -> CodeType:
     name, line = place.name, place.first_line
     matches = [code for code in _nested(module_code) if code.co_name == name and code.co_firstlineno == line]
     if len(matches) != 1:
-        raise Unrecognised(f"{name} in line {line} has {len(matches)} code objects, expected 1")
+        raise Unrecognized(f"{name} in line {line} has {len(matches)} code objects, expected 1")
     return matches[0]
 
 
@@ -106,7 +106,7 @@ def rewrite_code(source: Source, place: Place, edits: Sequence[Edit], beside: Se
         beside: other functions that are also rewritten, so that the module is compiled once for all of them.
 
     Raises:
-        Unrecognised: the edited text does not compile, the edits affect other code, or the new code cannot replace
+        Unrecognized: the edited text does not compile, the edits affect other code, or the new code cannot replace
             the old.
         Undefined: the edited code uses an undefined name.
         NoEffect: the edits are in assertions, which this interpreter leaves out.
@@ -122,11 +122,11 @@ def rewrite_code(source: Source, place: Place, edits: Sequence[Edit], beside: Se
     for code in different:
         if not any(code is one for one in (*own, *theirs)):
             names = " and ".join(dict.fromkeys(one.name for one in (place, *(other for other, _ in beside))))
-            raise Unrecognised(f"the edits of {names} would also change {code.co_name} in {source.filename}")
+            raise Unrecognized(f"the edits of {names} would also change {code.co_name} in {source.filename}")
     if not any(code is one for code in different for one in own):
         if sys.flags.optimize:
             raise NoEffect(f"under python -O there is no assertion in {place.name} that could fail")
-        raise Unrecognised(f"the edits do not change what {place.name} does")
+        raise Unrecognized(f"the edits do not change what {place.name} does")
     check_swap(target, replaced, place.name)
     if place.slice is None:  # already checked for known texts
         _check_names(before, target, replaced)
@@ -146,7 +146,7 @@ def check_swap(old: CodeType, new: CodeType, name: str) -> None:
     """Check that the new code of a function can replace the old.
 
     Raises:
-        Unrecognised: free variables, parameters or the kind of function differ. CPython itself checks only the
+        Unrecognized: free variables, parameters or the kind of function differ. CPython itself checks only the
             number of free variables, and would silently bind the wrong cells.
     """
     for what, before, after in (
@@ -155,7 +155,7 @@ def check_swap(old: CodeType, new: CodeType, name: str) -> None:
         ("kind (generator, coroutine, *args, **kwargs)", old.co_flags & _KIND, new.co_flags & _KIND),
     ):
         if before != after:
-            raise Unrecognised(f"the new code of {name} has other {what}: {after} instead of {before}")
+            raise Unrecognized(f"the new code of {name} has other {what}: {after} instead of {before}")
 
 
 def _parameter_names(code: CodeType) -> tuple[object, ...]:
@@ -213,7 +213,7 @@ def check_lines(source: Source, edits: Sequence[Edit]) -> None:
     """Check that all code outside the edits keeps its line.
 
     Raises:
-        Unrecognised: code has moved.
+        Unrecognized: code has moved.
     """
     touched: set[int] = set()
     for edit in edits:
@@ -227,7 +227,7 @@ def check_lines(source: Source, edits: Sequence[Edit]) -> None:
     moved = [number for number, (one, other) in enumerate(pairs, 1) if one != other and number not in touched]
     moved += sorted(line for line, _ in set(before.items()) ^ set(after.items()) if line not in touched)
     if moved:
-        raise Unrecognised(f"the edits would move code in line {moved[0]} of {source.filename}")
+        raise Unrecognized(f"the edits would move code in line {moved[0]} of {source.filename}")
 
 
 def _lines(module_code: CodeType) -> dict[int, frozenset[str]]:

@@ -10,11 +10,11 @@ from typing import NamedTuple
 from ..definitions.changes import Change, Replace, Rewrite, Shape, Wrap
 from ..definitions.variant import Variant
 from . import fingerprints, known, patterns, rewriting, sources
-from .edits import Edit, NoEffect, Unrecognised
+from .edits import Edit, NoEffect, Unrecognized
 from .places import NotFound, Place, Source
 
 
-class Recognised(NamedTuple):
+class Recognized(NamedTuple):
     """A change's target, located in a module's text. ``edits`` is empty unless the change is a `Rewrite`.
 
     ``fingerprint`` is the matching one, None for other guards.
@@ -35,27 +35,27 @@ class Recognised(NamedTuple):
         """Compile the function's code from the source on disk."""
         return rewriting.code_of(rewriting.compile_around(self.source, self.place), self.place)
 
-    def in_the_whole(self) -> Recognised:
+    def in_the_whole(self) -> Recognized:
         """Return a copy that is compiled with its whole module."""
         return self._replace(place=self.place._replace(slice=None))
 
 
-def recognise(change: Change, source: Source) -> Recognised:
+def recognize(change: Change, source: Source) -> Recognized:
     """Locate a change's target in a module's text and apply its shape guard.
 
     Raises:
-        Unrecognised: the function does not exist, or is not as expected.
+        Unrecognized: the function does not exist, or is not as expected.
         Unreadable: the text does not parse.
     """
     result = known.find(change, source)
     if result is None:
         result = _find(change, source)
     if isinstance(result, str):
-        raise Unrecognised(result)
+        raise Unrecognized(result)
     place, edits, fingerprint = result
     if isinstance(change, (Replace, Wrap)) and change.fingerprints and fingerprint not in change.fingerprints:
-        raise Unrecognised(f"{change.target} has the fingerprint {fingerprint}, which no reviewed release has")
-    return Recognised(change, source, place, edits, fingerprint)
+        raise Unrecognized(f"{change.target} has the fingerprint {fingerprint}, which no reviewed release has")
+    return Recognized(change, source, place, edits, fingerprint)
 
 
 def _find(change: Change, source: Source) -> known.Found | str:
@@ -70,7 +70,7 @@ def _find(change: Change, source: Source) -> known.Found | str:
         if isinstance(change, Shape):
             patterns.find(change, source, place)
             return place, (), None
-    except (NotFound, Unrecognised) as error:
+    except (NotFound, Unrecognized) as error:
         return str(error)
     if isinstance(change, Wrap) and change.signature:
         signature = fingerprints.signature_of(node)
@@ -80,14 +80,14 @@ def _find(change: Change, source: Source) -> known.Found | str:
     return place, (), fingerprints.fingerprint_of(node)
 
 
-def recognise_all(variant: Variant, texts: Mapping[str, Source]) -> list[Recognised]:
-    """Call `recognise` for every change of a variant; ``texts`` has the source of each of its modules."""
+def recognize_all(variant: Variant, texts: Mapping[str, Source]) -> list[Recognized]:
+    """Call `recognize` for every change of a variant; ``texts`` has the source of each of its modules."""
     for path in (*variant.where_defined, *variant.unless_defined):
         module, _, qualname = path.partition(":")
         if _defines(texts[module], qualname) == (path in variant.unless_defined):
             what = "defined, unlike" if path in variant.unless_defined else "not defined, unlike"
-            raise Unrecognised(f"{path} is {what} in code with the defect")
-    return [recognise(change, texts[change.target.partition(":")[0]]) for change in variant.changes]
+            raise Unrecognized(f"{path} is {what} in code with the defect")
+    return [recognize(change, texts[change.target.partition(":")[0]]) for change in variant.changes]
 
 
 def _defines(source: Source, qualname: str) -> bool:
@@ -100,20 +100,20 @@ def _defines(source: Source, qualname: str) -> bool:
     return True
 
 
-def check_compiles(recognised: list[Recognised], lines: bool = False) -> None:
+def check_compiles(recognized: list[Recognized], lines: bool = False) -> None:
     """Check that the rewrites of a patch compile and change only their functions.
 
     With ``lines``, also check that no line of the module moves. Rewrites never move lines by construction; the engine
     skips the check to start fast, and tests and ``rlhf-patches check`` run it.
 
     Raises:
-        Unrecognised: they do not.
+        Unrecognized: they do not.
         Undefined: the new code uses an undefined name.
         NoEffect: under ``python -O`` none of them has an effect.
     """
     idle: NoEffect | None = None
     effective = False
-    for changes in by_function(recognised).values():
+    for changes in by_function(recognized).values():
         first = changes[0]
         edits = combined([item.edits for item in changes], first.change.target)
         try:
@@ -128,10 +128,10 @@ def check_compiles(recognised: list[Recognised], lines: bool = False) -> None:
         raise idle
 
 
-def by_function(recognised: list[Recognised]) -> dict[str, list[Recognised]]:
+def by_function(recognized: list[Recognized]) -> dict[str, list[Recognized]]:
     """Group the changes of one patch by target, in order."""
-    groups: dict[str, list[Recognised]] = {}
-    for item in recognised:
+    groups: dict[str, list[Recognized]] = {}
+    for item in recognized:
         groups.setdefault(item.change.target, []).append(item)
     return groups
 
@@ -140,9 +140,9 @@ def combined(groups: list[tuple[Edit, ...]], target: str) -> list[Edit]:
     """Return all edits of several rewrites of one function.
 
     Raises:
-        Unrecognised: two of them touch the same characters.
+        Unrecognized: two of them touch the same characters.
     """
     edits = sorted(edit for group in groups for edit in group)
     if any(first.overlaps(second) for first, second in itertools.pairwise(edits)):
-        raise Unrecognised(f"two rewrites of {target} touch the same code")
+        raise Unrecognized(f"two rewrites of {target} touch the same code")
     return edits

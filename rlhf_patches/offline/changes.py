@@ -13,9 +13,9 @@ from ..definitions.patch import Patch
 from ..definitions.words import printable
 from ..guards import choices, decision, locating, shapes, sources
 from ..guards.choices import Decision
-from ..guards.edits import Edit, Unrecognised, edited, with_edits
+from ..guards.edits import Edit, Unrecognized, edited, with_edits
 from ..guards.places import NotFound, Source, Unreadable
-from ..guards.shapes import Recognised
+from ..guards.shapes import Recognized
 
 
 class NotAFile(Exception):
@@ -29,12 +29,12 @@ def diff(patch: Patch) -> str:
 
     Raises:
         NotFound: the framework is not installed.
-        Unrecognised, Unreadable: the patch would be refused.
+        Unrecognized, Unreadable: the patch would be refused.
     """
-    recognised, _ = _recognised(patch)
+    recognized, _ = _recognized(patch)
     return "".join(
-        f"# patch -p0 -d {shlex.quote(str(_root(source)))}\n{_unified(source, _as_shown(source, recognised))}"
-        for source in _modules(recognised)
+        f"# patch -p0 -d {shlex.quote(str(_root(source)))}\n{_unified(source, _as_shown(source, recognized))}"
+        for source in _modules(recognized)
     )
 
 
@@ -45,47 +45,47 @@ def patch_file(patch: Patch) -> str:
 
     Raises:
         NotAFile: the patch replaces or wraps a function, or a file is not UTF-8 text with plain line ends.
-        NotFound, Unrecognised, Unreadable: as `diff`.
+        NotFound, Unrecognized, Unreadable: as `diff`.
     """
-    recognised, version = _recognised(patch)
-    called = [item.change.target for item in recognised if not isinstance(item.change, Rewrite)]
+    recognized, version = _recognized(patch)
+    called = [item.change.target for item in recognized if not isinstance(item.change, Rewrite)]
     if called:
         raise NotAFile(
             f"{', '.join(dict.fromkeys(called))} is replaced or wrapped in memory, which a patch file cannot express; "
             "without --format the output shows it as comments"
         )
     parts = []
-    for source in _modules(recognised):
+    for source in _modules(recognized):
         _check_is_the_file(source)
-        edits = [edit for item in recognised if item.source is source for edit in item.edits]
+        edits = [edit for item in recognized if item.source is source for edit in item.edits]
         name = _name(source)
         parts.append(f"diff --git a/{name} b/{name}\n")
         parts.append(_unified(source, edited(source.text, edits), "a/", "b/"))
-    return _head(patch, recognised, version) + "".join(parts)
+    return _head(patch, recognized, version) + "".join(parts)
 
 
-def _recognised(patch: Patch) -> tuple[list[Recognised], str]:
+def _recognized(patch: Patch) -> tuple[list[Recognized], str]:
     """The patch's changes in the installed code, and its version."""
     choice = choices.choose([choices.look(variant) for variant in patch.variants])
     if isinstance(choice, Decision):
         raise NotFound(choice.reason)
-    recognised, errors = decision.shapes_in(choice.variants, locating.read_module)
-    if not recognised:
+    recognized, errors = decision.shapes_in(choice.variants, locating.read_module)
+    if not recognized:
         raise errors[0]
-    if len(recognised) > 1:
-        raise Unrecognised(decision.decide(choice, locating.read_module).reason)
-    (changes,) = recognised.values()
+    if len(recognized) > 1:
+        raise Unrecognized(decision.decide(choice, locating.read_module).reason)
+    (changes,) = recognized.values()
     shapes.check_compiles(changes)
     return changes, choice.finding.version or "of an unknown version"
 
 
-def _modules(recognised: Sequence[Recognised]) -> list[Source]:
-    return list({item.source.module: item.source for item in recognised}.values())
+def _modules(recognized: Sequence[Recognized]) -> list[Source]:
+    return list({item.source.module: item.source for item in recognized}.values())
 
 
-def _head(patch: Patch, recognised: Sequence[Recognised], version: str) -> str:
+def _head(patch: Patch, recognized: Sequence[Recognized], version: str) -> str:
     """The mail header of a patch; git and patch skip it or use it as the commit message."""
-    roots = " and ".join(dict.fromkeys(str(_root(source)) for source in _modules(recognised)))
+    roots = " and ".join(dict.fromkeys(str(_root(source)) for source in _modules(recognized)))
     lines = [
         f"From: rlhf-patches <{patch.name}@rlhf-patches.invalid>",
         f"Subject: [PATCH] {patch.name}: {patch.summary}",
@@ -93,7 +93,7 @@ def _head(patch: Patch, recognised: Sequence[Recognised], version: str) -> str:
         *(f"Reference: {reference}" for reference in patch.references),
         f"Affected: {patch.distribution} {patch.versions}",
         f"Made from: {patch.distribution} {version} in {roots}",
-        *(f"Needs: {path}" for path in put_to_use(item.change for item in recognised)),
+        *(f"Needs: {path}" for path in put_to_use(item.change for item in recognized)),
         "---",
     ]
     return "".join(f"{printable(line).rstrip()}\n" for line in lines)
@@ -130,15 +130,15 @@ def _lines(text: str) -> list[str]:
     return [*(f"{line}\n" for line in lines[:-1]), *lines[-1:]] if lines[-1] else [f"{line}\n" for line in lines[:-1]]
 
 
-def _as_shown(source: Source, recognised: Sequence[Recognised]) -> str:
+def _as_shown(source: Source, recognized: Sequence[Recognized]) -> str:
     edits: list[Edit] = []
-    for item in recognised:
+    for item in recognized:
         if item.source is source:
             edits += list(item.edits) if isinstance(item.change, Rewrite) else [_note(item)]
     return with_edits(source.text, edits)
 
 
-def _note(item: Recognised) -> Edit:
+def _note(item: Recognized) -> Edit:
     """A comment above a function that is wrapped or replaced instead of edited."""
     assert not isinstance(item.change, (Rewrite, Shape))
     lines = item.source.text.splitlines(keepends=True)
@@ -156,7 +156,7 @@ def _text_of(path: str) -> list[str]:
     try:
         source = locating.read_module(module)
         node = sources.find_function(source, qualname)
-    except (NotFound, Unreadable, Unrecognised):
+    except (NotFound, Unreadable, Unrecognized):
         return []
     lines = source.text.splitlines()[sources.first_line(node) - 1 : node.end_lineno]
     return textwrap.dedent("\n".join(lines)).splitlines()

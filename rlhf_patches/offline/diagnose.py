@@ -21,7 +21,7 @@ CERTAIN, LIKELY, POSSIBLE = MATCHES = ("certain", "likely", "possible")
 """Exception, text and function match; exception and text, without a traceback; one of these is cut off or missing."""
 
 OUT_OF_MEMORY = "CUDA out of memory"
-_LEAST = 4  # the fewest characters by which a text that is cut off is recognised
+_LEAST = 4  # the fewest characters by which a text that is cut off is recognized
 _IMPORTS = ("ImportError", "ModuleNotFoundError")
 _INTERRUPT = "KeyboardInterrupt"
 _WORD = re.compile(r"\w")

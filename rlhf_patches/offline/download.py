@@ -126,7 +126,7 @@ def _get(name: str, version: str, incoming: Path) -> Path:
 
 
 def parse(text: str) -> tuple[str, str]:
-    """Name (normalised) and version of ``NAME==VERSION``.
+    """Name (normalized) and version of ``NAME==VERSION``.
 
     Raises:
         DownloadError: the text is something else.

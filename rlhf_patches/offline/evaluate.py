@@ -40,7 +40,7 @@ def inspect(registered: Iterable[Registered], failures: Iterable[PluginFailure] 
             off = environment.switched_off(item.patch.name)
             unasked = environment.unasked(item.patch.name, item.patch.contested)
             result = _judge(item.patch, choices.look, _read, {} if off else beside, unasked=unasked)
-            if any(each.source.known is None for each in result.recognised):
+            if any(each.source.known is None for each in result.recognized):
                 result = result._replace(reason=result.reason + SEARCHED)
             if off:
                 result = Decision(Status.DISABLED, off, result.version)
@@ -107,7 +107,7 @@ def _read(module: str) -> Source:
 
 
 def _row(item: Registered, result: Decision) -> PatchReport:
-    places = dict.fromkeys(f"{each.source.filename}:{each.place.lineno}" for each in result.recognised)
+    places = dict.fromkeys(f"{each.source.filename}:{each.place.lineno}" for each in result.recognized)
     if result.status is not Status.APPLIES:
         places = {}
     return patch_report(
@@ -143,9 +143,9 @@ def _judge(
             return result
         assert isinstance(choice, Choice)
         try:
-            implementations.check_usable(result.recognised, implementations.of_text)
+            implementations.check_usable(result.recognized, implementations.of_text)
             added = _beside(patch, result, beside)
-            shapes.check_compiles(list(result.recognised), lines=release)
+            shapes.check_compiles(list(result.recognized), lines=release)
         except decision.REFUSALS as error:
             return decision.refusal(choice.finding, error)
     except Exception as error:
@@ -154,13 +154,13 @@ def _judge(
         version = choice.finding.version if isinstance(choice, Choice) else None
         return Decision(Status.FAILED, f"{type(error).__name__}: {error}", version)
     beside.update(added)
-    return result if choice.of_several else result._replace(reason=f"{result.reason}, and the code is recognised")
+    return result if choice.of_several else result._replace(reason=f"{result.reason}, and the code is recognized")
 
 
 def _beside(patch: KnownBug, result: Decision, beside: dict[str, Held]) -> dict[str, Held]:
     """The changes in each function of a patch, including the patch's own."""
     added, name = {}, patch.name
-    for target, changes in shapes.by_function(list(result.recognised)).items():
+    for target, changes in shapes.by_function(list(result.recognized)).items():
         held = beside.get(target, Held())
         if name in held.holders:
             continue

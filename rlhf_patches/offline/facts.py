@@ -15,13 +15,13 @@ from ..definitions.bug import KnownBug
 from ..definitions.changes import Replace, Shape, Wrap
 from ..definitions.variant import Variant
 from ..guards import decision, fingerprints, known, shapes, sources, versions
-from ..guards.edits import Unrecognised
+from ..guards.edits import Unrecognized
 from ..guards.places import NotFound, Source, Unreadable
 from ..guards.versions import Verdict
 from .archive import Release
 
 DEFECT = "defect"
-"""Recognised; for rewrites also: the edited module compiles, nothing but the function differs, no line moves."""
+"""Recognized; for rewrites also: the edited module compiles, nothing but the function differs, no line moves."""
 DIFFERENT = "different"
 """Every function exists, and at least one has other code than the patch expects."""
 NO_FUNCTION = "no function"
@@ -66,12 +66,12 @@ def _examine(release: Release, variant: Variant) -> Code:
         return Code(UNREADABLE, why=_without_label(release, error))
     try:
         fingerprints = tuple(_fingerprints(variant, texts))
-        shapes.check_compiles(shapes.recognise_all(variant, texts), lines=True)
+        shapes.check_compiles(shapes.recognize_all(variant, texts), lines=True)
     except NotFound as error:
         return Code(NO_FUNCTION, why=_without_label(release, error))
     except Unreadable as error:
         return Code(UNREADABLE, why=_without_label(release, error))
-    except Unrecognised as error:
+    except Unrecognized as error:
         return Code(DIFFERENT, fingerprints, _without_label(release, error))
     return Code(DEFECT, fingerprints)
 
@@ -112,15 +112,15 @@ def _without_label(release: Release, error: Exception) -> str:
 # ------------------------------------------------------------------------------------- what the facts mean
 
 
-def recognised(patch: KnownBug, codes: Sequence[Code]) -> list[int]:
+def recognized(patch: KnownBug, codes: Sequence[Code]) -> list[int]:
     """The numbers of the variants whose shape a release has; more than one is an error."""
     there = [variant for variant, one in zip(patch.variants, codes, strict=True) if one.state == DEFECT]
     return [patch.variants.index(variant) for variant in decision.widest(there)]
 
 
 def counting(patch: KnownBug, codes: Sequence[Code]) -> Code:
-    """The code that counts for a release: the recognised variant's, or else that of the closest variant."""
-    for number in recognised(patch, codes):
+    """The code that counts for a release: the recognized variant's, or else that of the closest variant."""
+    for number in recognized(patch, codes):
         return codes[number]
     order = (UNREADABLE, DIFFERENT, NO_FUNCTION, NO_MODULE)
     return min(codes, key=lambda one: order.index(one.state))
@@ -145,7 +145,7 @@ def may_lack(patch: KnownBug, version: str | None, codes: Sequence[Code]) -> boo
 def agrees(patch: KnownBug, version: str | None, codes: Sequence[Code]) -> bool:
     """Whether the ranges are right for a release: they claim exactly the releases with the variant's shape."""
     number = claimed(patch, version)
-    return recognised(patch, codes) == ([] if number is None or may_lack(patch, version, codes) else [number])
+    return recognized(patch, codes) == ([] if number is None or may_lack(patch, version, codes) else [number])
 
 
 def is_open(specifier: str) -> bool:

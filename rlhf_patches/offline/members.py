@@ -53,7 +53,7 @@ class Files(dict[str, "bytes | str"]):
         self._bytes = 0
 
     def name(self, stated: str) -> str:
-        """A file's name, normalised, if it stays within the archive."""
+        """A file's name, normalized, if it stays within the archive."""
         self.refuse_outside(stated)
         name = posixpath.normpath(stated)
         if name in self._seen:

@@ -13,9 +13,9 @@ _LONG = 8  # characters from which one more, one less or another one is a mistak
 
 
 def of_conda(name: str) -> str:
-    """The distribution's normalised name on PyPI."""
-    normalised = canonicalize_name(name)
-    return CONDAS.get(normalised, normalised)
+    """The distribution's normalized name on PyPI."""
+    normalized = canonicalize_name(name)
+    return CONDAS.get(normalized, normalized)
 
 
 def meant(name: str, known: Iterable[str]) -> str | None:

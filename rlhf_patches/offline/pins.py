@@ -39,7 +39,7 @@ class Pin(NamedTuple):
     """A distribution, as one place names it.
 
     Attributes:
-        name: normalised.
+        name: normalized.
         version: the exact version; None if the place does not pin one.
         place: the file, and the line if the format has lines.
         note: a marker, an extra, a source; or the reason for a missing version.

@@ -79,7 +79,7 @@ def look(
 
     Args:
         index: the index.
-        name: the distribution, normalised.
+        name: the distribution, normalized.
         releases: the releases to judge.
         registered: the patches.
         cache: the folder where files are kept; without it, each file is deleted after reading.
@@ -160,7 +160,7 @@ class Survey:
     def disagreement(self, one: Judged) -> str:
         """The problem; empty if there is none."""
         number = facts.claimed(self.patch, one.version)
-        there = facts.recognised(self.patch, one.codes)
+        there = facts.recognized(self.patch, one.codes)
         if facts.agrees(self.patch, one.version, one.codes):
             why = one.reason.partition(", but ")[2] or one.reason  # without the version, which each release has its own
             return f"is {one.status}: {why}" if one.status.is_problem else ""
@@ -189,7 +189,7 @@ class Survey:
         has = [
             (
                 each.version,
-                None if each.problem else number in facts.recognised(self.patch, each.judged[self.patch.name].codes),
+                None if each.problem else number in facts.recognized(self.patch, each.judged[self.patch.name].codes),
             )
             for each in self.looked
         ]
@@ -263,7 +263,7 @@ def _span(has: Sequence[tuple[Version, bool | None]], first: int, last: int) -> 
 
 
 def _spans(places: Sequence[int], versions: Sequence[str]) -> Iterator[str]:
-    """``FIRST to LAST`` of each stretch of neighbouring releases."""
+    """``FIRST to LAST`` of each stretch of neighboring releases."""
     for _, group in itertools.groupby(enumerate(places), lambda pair: pair[1] - pair[0]):
         members = [place for _, place in group]
         ends = versions[members[0]], versions[members[-1]]

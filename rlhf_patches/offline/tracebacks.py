@@ -1,4 +1,4 @@
-"""The exceptions in a training log of any size: of many interleaved ranks, with colours and launchers' prefixes.
+"""The exceptions in a training log of any size: of many interleaved ranks, with colors and launchers' prefixes.
 
 One pass in constant memory: each stream keeps the frames since its last traceback began, up to a limit; all streams
 together keep at most `_MOST_CHARACTERS`. Every expression takes linear time.
@@ -25,7 +25,7 @@ _MOST_CHARACTERS = 16 * 2**20  # of all kept frames; a thousand crashing ranks n
 _OF_A_FRAME = 200  # memory of a frame in addition to its characters
 _LONGEST_PREFIX = 500
 _LONGEST_MESSAGE = 2000
-_COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|^\^C")
+_COLOR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|^\^C")
 _EXCEPTION = re.compile(r"(?:[|+ -]*)((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s?(.*))?$")
 _LOUD = re.compile(r"(?:Error|Exception|Exit|Interrupt|Warning)$")
 _RANK = re.compile(r"\[rank(\d{1,9})\]")
@@ -198,7 +198,7 @@ def _texts(prefixes: Prefixes, line: str, before: str = "", within: int = 0) -> 
 
     Between the two is the part of the prefix that has a known shape.
     """
-    prefix, known, text = prefixes.split(_COLOUR.sub("", line).rstrip("\r\n"))
+    prefix, known, text = prefixes.split(_COLOR.sub("", line).rstrip("\r\n"))
     prefix = f"{before} {prefix}".strip()[:_LONGEST_PREFIX]
     known = f"{before} {known}".strip()[:_LONGEST_PREFIX]
     unfolded = json_lines.unfolded(text) if text.startswith("{") and within < _WITHIN else None

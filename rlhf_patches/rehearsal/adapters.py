@@ -26,7 +26,7 @@ def relation(model: torch.nn.Module, *, sharded: bool = False, merges: bool = Fa
     Args:
         model: the model, without wrappers of distributed training.
         sharded: whether parameters are sharded; then nothing is merged, and no file is compared.
-        merges: whether the run merges its adapters, to synchronise weights with a rollout engine.
+        merges: whether the run merges its adapters, to synchronize weights with a rollout engine.
     """
     layers = dict(_layers(model))
     configs: dict[str, Any] = getattr(model, "peft_config", {})

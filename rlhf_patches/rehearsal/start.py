@@ -126,9 +126,9 @@ def _report(trainer: Any, rehearsal: Rehearsal, relations: list[Relation]) -> in
         text += ["", *(f"repaired: {name}{how}" for name, how in met.items())] if met else []
         text += [f"ran, bug condition unknown: {', '.join(ran)}"] if ran else []
         if rehearsal.trained_on is not None:
-            colours = sys.stdout.isatty()
-            text += ["", "first row, tokens with a label in " + ("green:" if colours else "[brackets]:")]
-            text += table.trained_on(rehearsal.trained_on, colours)
+            colors = sys.stdout.isatty()
+            text += ["", "first row, tokens with a label in " + ("green:" if colors else "[brackets]:")]
+            text += table.trained_on(rehearsal.trained_on, colors)
         print("\n".join(text), flush=True)
         if path:
             with open(path, "w") as file:

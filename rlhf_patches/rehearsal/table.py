@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .labels import Trained
 
 _MARKS = {"label": ("[", "]"), "read": ("", ""), "padding": ("<", ">")}
-_COLOURS = {"label": "\033[32m", "read": "", "padding": "\033[2m"}
+_COLORS = {"label": "\033[32m", "read": "", "padding": "\033[2m"}
 _WIDTH = 118
 _SHOWN = 600
 
@@ -40,8 +40,8 @@ def _verdict_text(relation: Relation) -> str:
     return f"{word}: {relation.text}" if relation.text else word
 
 
-def trained_on(trained: Trained, colours: bool) -> list[str]:
-    """Return the first row's text with the labelled tokens marked by brackets or by colour."""
+def trained_on(trained: Trained, colors: bool) -> list[str]:
+    """Return the first row's text with the labeled tokens marked by brackets or by color."""
     made, left = "", _SHOWN
     for text, kind in trained.pieces:
         if left <= 0:
@@ -50,6 +50,6 @@ def trained_on(trained: Trained, colours: bool) -> list[str]:
         text, left = text[:left], left - len(text)
         if kind == "padding":
             text = f"{text[:12]}..." if len(text) > 15 else text
-        before, after = (_COLOURS[kind], "\033[0m" if _COLOURS[kind] else "") if colours else _MARKS[kind]
+        before, after = (_COLORS[kind], "\033[0m" if _COLORS[kind] else "") if colors else _MARKS[kind]
         made += before + text + after
     return made.splitlines()

@@ -286,7 +286,7 @@ def _hook(name: str, module: ModuleType) -> None:
             return
         what = PREFIX + "VERIFY"
         code = trampolines.build(
-            function, function.__code__, _initialise_and_verify, wraps=True, binding="function", by=what
+            function, function.__code__, _initialize_and_verify, wraps=True, binding="function", by=what
         )
         functions.check_swap(function, code)
     except no_signal(Exception) as error:
@@ -298,7 +298,7 @@ def _hook(name: str, module: ModuleType) -> None:
     function.__code__ = code
 
 
-def _initialise_and_verify(
+def _initialize_and_verify(
     wrapped: Callable[..., Any], instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     result = wrapped(*args, **kwargs)

@@ -37,7 +37,7 @@ class ReportFileError(Exception):
     """A file cannot be read, or is not a report; the message names it and the reason."""
 
 
-def summarise(files: Sequence[str]) -> Summary:
+def summarize(files: Sequence[str]) -> Summary:
     """Read the files of one run.
 
     Raises:

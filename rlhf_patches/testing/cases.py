@@ -91,7 +91,7 @@ class Case:
         """
         seen = set()
         texts = {module: Source(module, f"{module}.py", self.read(module)) for module in self.variant.modules}
-        for item in shapes.recognise_all(self.variant, texts):
+        for item in shapes.recognize_all(self.variant, texts):
             target, text = item.change.target, item.source.text
             if isinstance(item.change, Shape) and item.change.of_a_module:
                 node = sources.find_import(item.source, item.change.pattern)

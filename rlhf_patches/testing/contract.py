@@ -90,7 +90,7 @@ class PatchContract:
         checks.is_held([self.patch], by, tests)
 
     def test_it_applies_to_the_text(self, release: str, tmp_path: Path) -> None:
-        """It recognises the release's code, also without a known version."""
+        """It recognizes the release's code, also without a known version."""
         checks.applies(self._with_the_bug(release), tmp_path)
 
     def test_it_is_refused_where_the_text_is_another(self, release: str, tmp_path: Path) -> None:

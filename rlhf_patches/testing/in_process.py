@@ -18,7 +18,7 @@ from ..engine import functions
 from ..engine.engine import engine
 from ..guards import choices, decision, locating
 from ..guards.choices import Decision
-from ..guards.edits import Unrecognised
+from ..guards.edits import Unrecognized
 from ..settings import SettingsError
 
 
@@ -130,7 +130,7 @@ def codes_of(targets: Iterable[str]) -> dict[str, list[CodeType]]:
         try:
             raw = functions.attribute(importlib.import_module(module), qualname).raw
             layers = list(functions.behind(raw, target))
-        except Unrecognised:
+        except Unrecognized:
             layers = []
         codes[target] = [layer.__code__ for layer in layers if type(layer) is FunctionType]
     return codes

@@ -49,13 +49,13 @@ def release(version: str, folder: Path) -> str:
 
 
 def told(ended: list[ranks.Ended]) -> list[str]:
-    """What all ranks are told of the patch when their group is initialised, by lines."""
+    """What all ranks are told of the patch when their group is initialized, by lines."""
     (text,) = {rank.said["init"] for rank in ended}
     return text.split(f"{PATCH}:\n")[1].splitlines()
 
 
 def test_ranks_with_other_versions_of_the_framework(installed, tmp_path):
-    """On disk only: nothing of it has been imported when the group is initialised, and it is found all the same."""
+    """On disk only: nothing of it has been imported when the group is initialized, and it is found all the same."""
     own = {
         0: {"PYTHONPATH": release("1.14.2", tmp_path / "ours")},
         1: {"PYTHONPATH": release("1.15.0", tmp_path / "newer")},

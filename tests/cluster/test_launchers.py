@@ -72,7 +72,7 @@ def test_every_rank_is_patched(installed, tmp_path, launcher, framework, way):
     "launcher", ["torch", *(pytest.param(name, marks=exhaustive) for name in ("deepspeed", "accelerate"))]
 )
 def test_a_difference_gets_out_of_each_library(installed, tmp_path, launcher):
-    """RLHF_PATCHES_VERIFY raises within the library's own initialisation; nobody may swallow that."""
+    """RLHF_PATCHES_VERIFY raises within the library's own initialization; nobody may swallow that."""
     reports = launch(installed, launcher, tmp_path, "--disable-on", "1", **SITE_HOOK)
     (error,) = {report["error"] for report in reports}
     lines = error.splitlines()

@@ -84,7 +84,7 @@ def test_before_torch_is_imported():
         assert not report["torch"], "verify() imports nothing"
 
 
-@pytest.mark.parametrize("what", ["never applied", "pending everywhere", "applied again", "initialised again"])
+@pytest.mark.parametrize("what", ["never applied", "pending everywhere", "applied again", "initialized again"])
 def test_nothing_is_said_where_all_is_equal(calls, what):
     assert everywhere(calls, what) is None
 
@@ -105,7 +105,7 @@ def test_apply_was_forgotten_on_one(calls):
 
 @pytest.mark.parametrize(
     ("what", "others", "one"),
-    [("reverted on one", "0-1", 2), ("initialised again, differing", "0, 2", 1)],
+    [("reverted on one", "0-1", 2), ("initialized again, differing", "0, 2", 1)],
 )
 def test_a_difference_is_told_to_every_rank(calls, what, others, one):
     lines = everywhere(calls, what).splitlines()
@@ -246,17 +246,17 @@ def test_a_group_without_a_limit_of_its_own_gets_ours(monkeypatch, given):
     """A HashStore or a file takes init_process_group(timeout=timedelta(0)) for no limit; that is no wrong argument."""
     asked = []
     monkeypatch.setattr(process_group, "_verify_default", asked.append)
-    assert process_group._initialise_and_verify(lambda **_: "made", None, (), {"timeout": given}) == "made"
+    assert process_group._initialize_and_verify(lambda **_: "made", None, (), {"timeout": given}) == "made"
     assert asked == [process_group.TIMEOUT]
 
 
 # ------------------------------------------------------------------------------------- RLHF_PATCHES_VERIFY
 
 
-def compared_after_every_initialisation(found, first="init"):
+def compared_after_every_initialization(found, first="init"):
     for report in found:
         assert "): disabled (disabled by RLHF_PATCHES_DISABLE)" in report[first]
-        assert report["initialised"]
+        assert report["initialized"]
         assert report.get("apply again") is None, "a group is compared once"
         assert "): disabled (disabled by RLHF_PATCHES_DISABLE)" in report["init again"]
         assert report["init after revert()"] is None
@@ -264,13 +264,13 @@ def compared_after_every_initialisation(found, first="init"):
 
 
 def test_by_itself_where_torch_is_imported_after_apply(said_by_torchrun):
-    compared_after_every_initialisation(said_by_torchrun("by_itself", "apply first", settings=ON, own=ONE_SWITCHED_OFF))
+    compared_after_every_initialization(said_by_torchrun("by_itself", "apply first", settings=ON, own=ONE_SWITCHED_OFF))
 
 
 @pytest.mark.parametrize("order", ["torch first", "group first"])
 def test_by_itself_where_torch_was_imported_before(said, order):
     found = said("by_itself", order, settings=ON, own=ONE_SWITCHED_OFF)
-    compared_after_every_initialisation(found, "apply" if order == "group first" else "init")
+    compared_after_every_initialization(found, "apply" if order == "group first" else "init")
 
 
 def never_an_error(found):
@@ -301,7 +301,7 @@ def test_one_rank_alone(said):
 def test_under_the_site_hook_only(said_by_torchrun, installed):
     settings = {**ON, "RLHF_PATCHES_AUTOLOAD": "1"}
     found = said_by_torchrun("by_itself", "site hook", python=installed.python, settings=settings, own=ONE_SWITCHED_OFF)
-    compared_after_every_initialisation(found)
+    compared_after_every_initialization(found)
 
 
 def test_a_wrong_value_stops_the_run_at_its_first_framework(installed):

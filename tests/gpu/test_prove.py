@@ -15,7 +15,7 @@ from rlhf_patches.offline import evaluate
 from rlhf_patches.patches import plugin
 from rlhf_patches.proving import children, lookup
 
-STRICT = Path(__file__).with_name("rank_without_synchronisation.py")
+STRICT = Path(__file__).with_name("rank_without_synchronization.py")
 PROOFS = {
     patch.name: proof
     for patch in plugin.rlhf_patches()
@@ -41,6 +41,6 @@ def test_it_is_repaired_on_the_gpu(name):
 
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_its_condition_does_not_wait_for_the_gpu(name, monkeypatch):
-    """Told within the framework's own calls: what synchronises raises there (torch.cuda.set_sync_debug_mode)."""
+    """Told within the framework's own calls: what synchronizes raises there (torch.cuda.set_sync_debug_mode)."""
     monkeypatch.setattr(children, "RANK", STRICT)
     children.run(PROOFS[name], gpu=True)

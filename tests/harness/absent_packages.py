@@ -47,7 +47,7 @@ ENGINES: dict[str, str] = {"vllm": "0.19.0", "zmq": "27.0.0"}
 
 
 class StandInModule(ModuleType):
-    """Answers every attribute: a capitalised one with a class, any other with a stand-in submodule.
+    """Answers every attribute: a capitalized one with a class, any other with a stand-in submodule.
 
     The classes are empty subclasses of `torch.nn.Module`, because frameworks derive from them and name them
     in `isinstance` checks. The submodules serve as functions too, as far as being imported and passed on:

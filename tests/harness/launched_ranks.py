@@ -40,7 +40,7 @@ def _report(patch: str, ours: bool) -> dict[str, Any]:
 
 
 def start(library: str) -> None:
-    """Initialise the process group as this library does."""
+    """Initialize the process group as this library does."""
     if library == "torch":
         import torch.distributed
 

@@ -66,7 +66,7 @@ def install() -> None:
     # There is nothing to wait for and nothing to free.
     for name in ("set_device", "synchronize", "empty_cache", "current_stream", "default_stream"):
         setattr(cuda, name, _always(None))
-    # torch puts these calls off until CUDA is initialised, which would be never: run them now,
+    # torch puts these calls off until CUDA is initialized, which would be never: run them now,
     # because megatron's random-state tracker sets its states in one.
     cuda._lazy_init = _always(None)
     cuda._lazy_call = lambda call, **kwargs: call()

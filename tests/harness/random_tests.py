@@ -1,4 +1,4 @@
-"""Hypothesis: derandomised, so that a failure here is one everywhere; HYPOTHESIS_PROFILE=explore looks further."""
+"""Hypothesis: derandomized, so that a failure here is one everywhere; HYPOTHESIS_PROFILE=explore looks further."""
 
 from __future__ import annotations
 

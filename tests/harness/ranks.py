@@ -72,7 +72,7 @@ def run(
     common = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port or free_port()),
-        "MORE_PORTS": f"{free_port()},{free_port()}",  # for groups that are initialised again
+        "MORE_PORTS": f"{free_port()},{free_port()}",  # for groups that are initialized again
         "WORLD_SIZE": str(ranks),
     }
     if port:

@@ -328,7 +328,7 @@ def disable_forward_pre_hook(chunks: list[Any], param_sync: bool = True) -> None
     for chunk in chunks:
         if "param_sync" in inspect.signature(chunk.disable_forward_pre_hook).parameters:
             chunk.disable_forward_pre_hook(param_sync=param_sync)
-        else:  # before megatron-core 0.11, which always synchronises
+        else:  # before megatron-core 0.11, which always synchronizes
             chunk.disable_forward_pre_hook()
 
 

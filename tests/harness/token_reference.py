@@ -26,8 +26,8 @@ def reference(
     log_p = exact.log_softmax(-1)
     known = (target >= 0) & (target < logits.shape[-1])
     log_probs = log_p.gather(-1, torch.where(known, target, 0).unsqueeze(-1)).squeeze(-1)
-    normaliser = exact.logsumexp(-1)
-    log_probs = torch.where(known, log_probs, normaliser.detach() - normaliser)
+    normalizer = exact.logsumexp(-1)
+    log_probs = torch.where(known, log_probs, normalizer.detach() - normalizer)
     # p log p is 0 where p is; the clamp keeps the gradient of -inf * 0 out of it.
     entropy = -(log_p.exp() * log_p.clamp(min=-1e30)).sum(-1)
     loss = (log_probs * of_log_probs).sum()

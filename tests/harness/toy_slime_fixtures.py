@@ -15,7 +15,7 @@ from tests.harness.toy_slime import DEFECT, MODEL, TRAIN
 
 
 def make_refused(folder: Path) -> None:
-    """Let the checkout be of an affected version, and its code another than is recognised."""
+    """Let the checkout be of an affected version, and its code another than is recognized."""
     model = folder / MODEL
     model.write_text(model.read_text().replace(DEFECT, "not config.no_sync_func"))
     write_metadata(folder, "slime", "0.1.0")

@@ -292,7 +292,7 @@ SUBCLASS = {
     "own step": overridden(training_step=own_step),
 }
 """For every trainer."""
-LABELLED = {
+LABELED = {
     "a constant": changed(lambda _, __, loss: loss + 1.0),
     "own mean": overridden(compute_loss=own_loss(mean)),
     "own share": overridden(compute_loss=own_loss(share)),
@@ -346,7 +346,7 @@ def cells(ranks: int) -> Iterator[Cell]:
         return {name: owns[name] for name in names}
 
     predicted = {"own prediction": overridden(prediction_step=own_prediction)}
-    shares = some(LABELLED, "own mean", "own share", "own share, ranks")
+    shares = some(LABELED, "own mean", "own share", "own share, ranks")
     if ranks > 1:
         few = {**SUBCLASS, **shares}
         yield from each(("transformers/llama", "transformers/t5"), few)
@@ -357,9 +357,9 @@ def cells(ranks: int) -> Iterator[Cell]:
         )
         yield from each(("trl/gkd", "trl/online_dpo"), some(SUBCLASS, "nothing", "divided"))
         return
-    yield from each(("transformers/llama", "transformers/gpt2", "trl/sft"), {**SUBCLASS, **LABELLED, **CAUSAL})
-    yield from each(("transformers/t5", "transformers/bert-tokens"), {**SUBCLASS, **LABELLED})
-    owns = {**SUBCLASS, **shares, **some(LABELLED, "own count", "own weighted mean")}
+    yield from each(("transformers/llama", "transformers/gpt2", "trl/sft"), {**SUBCLASS, **LABELED, **CAUSAL})
+    yield from each(("transformers/t5", "transformers/bert-tokens"), {**SUBCLASS, **LABELED})
+    owns = {**SUBCLASS, **shares, **some(LABELED, "own count", "own weighted mean")}
     yield from each(("transformers/mixtral",), owns)
     yield from each(("transformers/smoothed", "transformers/bert-classes", *PREFERENCES, *ROLLOUTS), SUBCLASS)
     yield from each(("trl/gkd", "trl/gold"), {"own divergence": overridden(generalized_jsd_loss=own_divergence)})
@@ -371,7 +371,7 @@ def cells(ranks: int) -> Iterator[Cell]:
     yield from each(("trl/dpo", "trl/kto"), owns, STEP | {"lora": True})
     yield from each(("trl/sft",), owns, STEP | {"chunked": True})
     yield from each(("trl/sft-gpt_oss",), {**owns, **shares})
-    owns = some(LABELLED, "own order", "own loader")
+    owns = some(LABELED, "own order", "own loader")
     yield from each(("transformers/llama", "trl/sft", "trl/grpo"), owns, AGAIN)
 
 

@@ -32,7 +32,7 @@ def said_by(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str | No
 
 
 def start(**options: Any) -> Any:
-    """torch.distributed, initialised."""
+    """torch.distributed, initialized."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo", **options)
@@ -127,10 +127,10 @@ def calls() -> dict[str, Any]:
     end()
     said["destroyed"] = said_by(verify)
     start()
-    said["initialised again"] = said_by(verify)
+    said["initialized again"] = said_by(verify)
     if RANK == 1:
         rlhf_patches.revert(toy_slime.PATCH)
-    said["initialised again, differing"] = said_by(verify)
+    said["initialized again, differing"] = said_by(verify)
     return said
 
 
@@ -232,7 +232,7 @@ def by_itself(order: str) -> dict[str, Any]:
         said["init"] = said_by(taken_before, "gloo", None, datetime.timedelta(seconds=60))
     elif order != "group first":
         said["init"] = said_by(dist.init_process_group, "gloo")
-    said["initialised"] = dist.is_initialized()
+    said["initialized"] = dist.is_initialized()
     if order == "group first":
         said["apply again"] = said_by(rlhf_patches.apply)
     end()

@@ -17,7 +17,7 @@ import texts
 from rlhf_patches.definitions import registry
 from rlhf_patches.guards import known, memory, shapes
 from rlhf_patches.guards.places import Source
-from rlhf_patches.guards.shapes import Recognised
+from rlhf_patches.guards.shapes import Recognized
 from tests.harness.by_case import exhaustive_but
 from tests.patches.test_contract import CASES, UNKNOWN, Case, each_of, stands_in
 
@@ -57,18 +57,18 @@ def test_the_facts_are_those_of_the_text(case: Case) -> None:
 
 
 @each_of(one_for_each_distribution(RELEASED))
-def test_what_is_recognised_is_what_a_search_finds(case: Case) -> None:
+def test_what_is_recognized_is_what_a_search_finds(case: Case) -> None:
     """And the code compiled of it, to the column: as released, and edited."""
     both: list[list[object]] = []
     for look in (lambda source: source, known.look_up):
         read = {module: look(Source(module, f"{module}.py", case.read(module))) for module in case.variant.modules}
         with memory.parsed_once(kept=20):
-            both.append([_told(item) for item in shapes.recognise_all(case.variant, read)])
-            shapes.check_compiles(shapes.recognise_all(case.variant, read))
+            both.append([_told(item) for item in shapes.recognize_all(case.variant, read)])
+            shapes.check_compiles(shapes.recognize_all(case.variant, read))
     assert both[0] == both[1]
 
 
-def _told(item: Recognised) -> tuple[object, ...]:
+def _told(item: Recognized) -> tuple[object, ...]:
     code = item.original_code()
     return item.in_the_whole()._replace(source=item.source._replace(known=None)), code, [*code.co_positions()]
 

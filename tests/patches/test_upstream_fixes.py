@@ -84,6 +84,6 @@ def test_a_real_fix_is_drafted(name, tmp_path, capsys, monkeypatch):
     changes = [change for change in variant.changes if change.target == target and "TODO:" not in change.pattern]
     assert changes
     assert all(isinstance(change, Rewrite) for change in changes)
-    edits = [edit for change in changes for edit in shapes.recognise(change, old).edits]
+    edits = [edit for change in changes for edit in shapes.recognize(change, old).edits]
     made = old._replace(text=edited(old.text, edits))
     assert tree(made, qualname) == tree(new, qualname) != tree(old, qualname)

@@ -56,7 +56,7 @@ def test_doctor_imports_no_framework(installed, slime):
 
 
 @pytest.mark.one_python
-def test_doctor_honours_the_variables(cli, slime):
+def test_doctor_honors_the_variables(cli, slime):
     row = rows(cli("doctor", "--json", PYTHONPATH=str(slime), RLHF_PATCHES_DISABLE="slime-*"))[toy_slime.PATCH]
     assert (row["status"], row["reason"]) == ("disabled", "disabled by RLHF_PATCHES_DISABLE")
     only = rows(cli("list", "--json", PYTHONPATH=str(slime), RLHF_PATCHES_ONLY=toy_slime.PATCH))

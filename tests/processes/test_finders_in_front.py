@@ -48,7 +48,7 @@ def test_also_where_that_finder_is_gone_again(run):
 
 
 def test_what_is_done_at_exit_is_done_all_the_same(run, slime):
-    """Handlers, finalisers and files that nobody closed; and a status of the user's own is a failure still."""
+    """Handlers, finalizers and files that nobody closed; and a status of the user's own is a failure still."""
     code = f"""{FROZEN}{toy_slime.IMPORT}
 import atexit, weakref
 class Thing:
@@ -56,7 +56,7 @@ class Thing:
 thing, file = Thing(), open("left-open", "w")
 file.write("all of it")
 atexit.register(print, "exit handler", file=sys.stderr, flush=True)
-weakref.finalize(thing, print, "finalised")
+weakref.finalize(thing, print, "finalized")
 sys.exit(STATUS)"""
     for status in (0, 3):
         without = run(code.replace("STATUS", str(status)))

@@ -217,7 +217,7 @@ def repaired_by_hand(text, file):
     return module, repair.assertions
 
 
-def behaviour(train, base):
+def behavior(train, base):
     """What ``train`` does in every situation that the patch is about."""
 
     class Chunk(base):
@@ -276,14 +276,14 @@ def test_the_unmutated_trainers_are_repaired(framework, engine, megatron_base, n
     text = textwrap.dedent(TRAINERS[name])
     framework.write("mod", text)
     mod = framework.load()
-    before = behaviour(mod.train, megatron_base)
+    before = behavior(mod.train, megatron_base)
     patch = framework.patch(real_change(framework.path("mod:train")))
     assert engine(patch).apply()[patch.name].status is Status.APPLIED
-    after = behaviour(mod.train, megatron_base)
+    after = behavior(mod.train, megatron_base)
     assert [result.startswith("AssertionError") for result, *_ in before] == [False] * 2 + [True] * 5
     assert [result.startswith("AssertionError") for result, *_ in after] == [False] * 4 + [True] * 3
     by_hand, assertions = repaired_by_hand(text, mod.__file__)
-    assert (assertions, after) == (1, behaviour(by_hand.train, megatron_base))
+    assert (assertions, after) == (1, behavior(by_hand.train, megatron_base))
 
 
 @pytest.mark.exhaustive
@@ -349,11 +349,11 @@ def one_mutant(framework, engine, base, text, apply_before_import):
     if row.status is Status.REFUSED:
         assert not differing
         if hasattr(witness, "train"):
-            assert behaviour(mod.train, base) == behaviour(witness.train, base)
+            assert behavior(mod.train, base) == behavior(witness.train, base)
         return "refused"
     assert assertions == 1
-    assert behaviour(mod.train, base) == behaviour(by_hand.train, base)
+    assert behavior(mod.train, base) == behavior(by_hand.train, base)
     assert differing <= {"train"}
     made.revert()
-    assert behaviour(mod.train, base) == behaviour(witness.train, base)
+    assert behavior(mod.train, base) == behavior(witness.train, base)
     return "applied"

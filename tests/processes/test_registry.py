@@ -133,7 +133,7 @@ def test_a_finder_that_leads_to_other_patches(tmp_path):
 
 
 def test_a_real_terminal(installed):
-    """rich reads markup and emoji names where it writes colours, too."""
+    """rich reads markup and emoji names where it writes colors, too."""
     here, there = os.openpty()
     environment = installed.environment(
         {"RLHF_PATCHES_REPORT": "[/x]:smile:\x1b[2J", "TERM": "xterm", "COLUMNS": "120"}
@@ -145,7 +145,7 @@ def test_a_real_terminal(installed):
         while piece := terminal.read(4096):
             said += piece
     assert process.wait(timeout=60) == 0, said
-    assert b"\x1b[" in said, "colours"
+    assert b"\x1b[" in said, "colors"
     assert b"RLHF_PATCHES_REPORT=[/x]:smile:\\x1b[2J\r\n" in said
     assert b"\x1b[2J" not in said
 

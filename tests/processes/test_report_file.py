@@ -200,7 +200,7 @@ def test_a_process_that_becomes_another_program_counts_once(slime, file):
     first, last = read(file)
     assert [line["ended"] for line in (first, last)] == [None, "exit"]
     assert first["process"] == last["process"]
-    summary = report_reader.summarise([str(file)])
+    summary = report_reader.summarize([str(file)])
     assert [process.ended for process in summary.processes] == ["exit"]
 
 
@@ -245,7 +245,7 @@ os._exit(0)
         line, last = by_pid[pid], number % 20 - 1
         assert (status(line), line["ended"]) == ("applied", "exit" if number % 5 else None)
         assert line["rank"] == (None if last < 0 else str(last))
-    summary = report_reader.summarise([str(file)])
+    summary = report_reader.summarize([str(file)])
     assert (len(summary.processes), len(summary.not_ended)) == (number_of_children + 1, number_of_children // 5 + 1)
 
 

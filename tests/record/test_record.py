@@ -34,7 +34,7 @@ def test_every_bound_was_read():
     assert record.loose_bounds(RECORDS, PATCHES) == []
 
 
-def test_every_function_that_is_not_recognised_was_reviewed():
+def test_every_function_that_is_not_recognized_was_reviewed():
     assert record.unreviewed(RECORDS, PATCHES, record.reviewed()) == []
 
 
@@ -113,7 +113,7 @@ def bounds(patch, number):
         entry.order
         for item in record.records_of(patch, RECORDS)
         for entry in item.entries
-        if number in record.recognised(patch, entry) and not reviewed.has_accepted(patch.name, entry.version)
+        if number in record.recognized(patch, entry) and not reviewed.has_accepted(patch.name, entry.version)
     )
     return versions[0], versions[-1]
 

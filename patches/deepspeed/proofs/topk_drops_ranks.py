@@ -2,7 +2,7 @@
 
 The layer with its gate and its experts is real, forward and backward. The reference is float64, from the definition: a
 token chooses the k experts with its largest logits, an expert takes at most its capacity of the tokens that chose it,
-and a token's experts are weighted by the softmax over all experts, normalised over the experts that took it.
+and a token's experts are weighted by the softmax over all experts, normalized over the experts that took it.
 """
 
 from __future__ import annotations

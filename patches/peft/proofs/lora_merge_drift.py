@@ -10,7 +10,7 @@ CASE = Case(
     "peft",
     "peft-lora-merge-drift",
     "base weights, 100 merges, bf16",
-    "base weights in bfloat16, 100 merges and unmerges of an adapter, as for weight synchronisation",
+    "base weights in bfloat16, 100 merges and unmerges of an adapter, as for weight synchronization",
 )
 
 

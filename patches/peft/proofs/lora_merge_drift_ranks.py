@@ -87,7 +87,7 @@ def observed() -> dict[str, int]:
 
 
 def many_cycles(dtype: torch.dtype, **options: Any) -> dict[str, Any]:
-    """A weight synchronisation after each step; merged weights compared with the sum in float64."""
+    """A weight synchronization after each step; merged weights compared with the sum in float64."""
     model, errors = policy(dtype), []
     original = _base_weights(model)
     with trial(model) as found:

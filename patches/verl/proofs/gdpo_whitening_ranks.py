@@ -36,7 +36,7 @@ def masks(case: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def exactly(case: dict[str, Any]) -> torch.Tensor:
-    """Sums of the groups' normalised rewards, normalised over responses, with unbiased variances."""
+    """Sums of the groups' normalized rewards, normalized over responses, with unbiased variances."""
     _, counted = masks(case)
     rows = range(len(case["lengths"]))
     total = torch.zeros(len(rows), dtype=torch.float64)

@@ -53,7 +53,7 @@ def make_model(case: Case) -> Any:
     sizes = dict(hidden_size=16, intermediate_size=32, num_attention_heads=2, num_key_value_heads=2)
     model = Qwen2ForCausalLM(Qwen2Config(vocab_size=32, num_hidden_layers=2, **sizes))
     if case.lora:
-        # Not initialised to 0, like after some steps.
+        # Not initialized to 0, like after some steps.
         settings = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False)
         model = get_peft_model(model, settings)
     return model.to(case.dtype)

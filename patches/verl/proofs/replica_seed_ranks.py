@@ -1,6 +1,6 @@
 """Replicas of verl's real vLLM servers, started up to vLLM's own code: ``--out FOLDER``.
 
-A stand-in replaces vLLM: `--seed` goes to `torch.manual_seed` when the device is initialised
+A stand-in replaces vLLM: `--seed` goes to `torch.manual_seed` when the device is initialized
 (`vllm.v1.worker.gpu_worker.Worker.init_device`), and requests without a seed draw from that generator, a whole batch at
 a time. Here the device is the CPU. Where vLLM runs within the trainer, the trainer's real `sleep` and `wake_up` switch
 between the two generators.

@@ -61,7 +61,7 @@ def counted(given: dict[str, Any]) -> tuple[list[list[int]], list[list[float]]]:
     return at, rewards
 
 
-def generalised(given: dict[str, Any]) -> Results:
+def generalized(given: dict[str, Any]) -> Results:
     """Schulman et al., arXiv:1506.02438, equation 16, and whitened; the variance is unbiased.
 
     In float64; 0 where a token does not count.
@@ -93,7 +93,7 @@ def compared(name: str, given: dict[str, Any], exact: Results) -> dict[str, Any]
 
 def observe() -> dict[str, Any]:
     given = inputs(ENDS)
-    return {"gae, ends with an answer": compared("gae", given, generalised(double(given)))}
+    return {"gae, ends with an answer": compared("gae", given, generalized(double(given)))}
 
 
 def main() -> None:

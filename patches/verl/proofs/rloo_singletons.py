@@ -1,4 +1,4 @@
-"""verl's vectorised RLOO on groups of several sizes."""
+"""verl's vectorized RLOO on groups of several sizes."""
 
 from __future__ import annotations
 

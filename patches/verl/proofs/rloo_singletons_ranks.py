@@ -1,4 +1,4 @@
-"""verl's vectorised and plain RLOO on groups of several sizes, and the definition: ``--out FOLDER``, one rank."""
+"""verl's vectorized and plain RLOO on groups of several sizes, and the definition: ``--out FOLDER``, one rank."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlhf_patches.authoring import draft
 from rlhf_patches.authoring.draft import Inexpressible
 from rlhf_patches.guards import shapes, sources
-from rlhf_patches.guards.edits import Unrecognised, edited
+from rlhf_patches.guards.edits import Unrecognized, edited
 from rlhf_patches.guards.places import Source
 
 HEAD = "import math\nLIMIT = 3\n"
@@ -28,7 +28,7 @@ def drafted(old, new):
 
 def made_of(rewrites, old):
     """What the engine makes of the function, as a tree."""
-    edits = [edit for rewrite in rewrites for edit in shapes.recognise(rewrite, old).edits]
+    edits = [edit for rewrite in rewrites for edit in shapes.recognize(rewrite, old).edits]
     return ast.dump(sources.find_function(old._replace(text=edited(old.text, edits)), "f"))
 
 
@@ -191,8 +191,8 @@ def test_the_fixed_code_is_not_taken_for_the_defect():
     old, new = "a = b\nreturn a", "a = b\na += 1\nreturn a"
     (rewrite,) = drafted(old, new)
     assert rewrite.unless == ("a += 1",)
-    with pytest.raises(Unrecognised, match="already repairs it"):
-        shapes.recognise(rewrite, text_of(new))
+    with pytest.raises(Unrecognized, match="already repairs it"):
+        shapes.recognize(rewrite, text_of(new))
 
 
 def test_what_is_not_the_fix_is_not_drafted(monkeypatch):

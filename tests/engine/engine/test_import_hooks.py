@@ -846,7 +846,7 @@ def test_a_module_is_half_imported_until_everybody_was_told(framework):
     name, seen = framework.path("mod"), []
 
     def callback(_, module):
-        seen.append(import_system.is_initialising(module))
+        seen.append(import_system.is_initializing(module))
 
     import_hooks.watch(name, callback)
     module = framework.load()
@@ -884,4 +884,4 @@ def test_nobody_is_told_of_a_module_that_failed(framework):
 
 def test_looking_whether_a_module_is_half_imported_runs_none(framework):
     framework.write("mod", "raise AssertionError('it ran')\n")
-    assert not import_system.is_initialising(_lazily(framework.path("mod")))
+    assert not import_system.is_initializing(_lazily(framework.path("mod")))

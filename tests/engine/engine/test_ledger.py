@@ -101,7 +101,7 @@ def test_what_does_not_compose_is_refused_naming_the_first(framework, engine, ch
     assert f() == OLD != with_first
 
 
-def test_neighbouring_rewrites_touch_but_do_not_overlap(framework, engine):
+def test_neighboring_rewrites_touch_but_do_not_overlap(framework, engine):
     framework.write("mod", "def f():\n    return 1+2\n")
     target = framework.path("mod:f")
     made = engine(
@@ -137,11 +137,11 @@ def test_changes_of_one_patch_that_exclude_each_other(framework, engine, changes
 
 
 @pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize("flaw", ["unrecognised", "no helper", "no implementation", "edits beyond"])
+@pytest.mark.parametrize("flaw", ["unrecognized", "no helper", "no implementation", "edits beyond"])
 def test_all_changes_or_none(framework, engine, changes, flaw, order):
     target = framework.path("mod:g")
     bad = {
-        "unrecognised": Rewrite(target, '"nowhere"', '"x"'),
+        "unrecognized": Rewrite(target, '"nowhere"', '"x"'),
         "no helper": Rewrite(target, '"old g"', "$HELP()", uses={"HELP": framework.path("fixes:absent")}),
         "no implementation": Replace(target, framework.path("absent:g"), {fingerprint(SOURCE, "g"): "1.0"}),
         "edits beyond": Rewrite(target, "def g(): $$$BODY", "def h(): pass"),
@@ -224,7 +224,7 @@ def test_waits_for_all_its_modules(framework, engine):
 
 
 def test_the_last_module_decides_for_all(framework, engine):
-    """The module that comes last is not recognised: those that came before stay as they were."""
+    """The module that comes last is not recognized: those that came before stay as they were."""
     framework.write("one", "def f(): return 'old'\n")
     framework.write("two", "def f(): return 'other'\n")
     patch = framework.patch(*(Rewrite(framework.path(f"{m}:f"), "'old'", "'new'") for m in ("one", "two")))

@@ -140,7 +140,7 @@ def functions_of(module, which):
 @settings(max_examples=150 // SHARE, **COMMON)
 @given(steps=operations)
 def test_any_sequence_of_operations(framework, engine, steps):
-    """Behaviour and statuses are the model's after each step; after the last revert every code object is back."""
+    """Behavior and statuses are the model's after each step; after the last revert every code object is back."""
     number = next(numbers)
     names = {"one": f"one{number}", "two": f"two{number}"}
     framework.write(names["one"], ONE)

@@ -104,11 +104,11 @@ def two_places(world):
     world.variants((">=1,<2", world.rewrite("old:add")), (">=2,<3", world.rewrite("new:add")))
 
 
-def neighbour(version, installed=True):
+def neighbor(version, installed=True):
     """Another package, beside some versions of which alone the defect shows; None for one without metadata."""
 
     def make(world):
-        name = f"{world.framework.name}_neighbour"
+        name = f"{world.framework.name}_neighbor"
         world.version("1.0")
         world.guard = {"co_installed": CoInstalled(name.replace("_", "-"), ">=3,<=5", package=name)}
         world.patch()
@@ -257,7 +257,7 @@ def contested(case, asked=False):
 
 CASES = {
     "nothing of the framework is there": nothing,
-    "version affected, code recognised": text("1.0"),
+    "version affected, code recognized": text("1.0"),
     "the same, module not imported yet": not_imported,
     "version affected, code different": text("1.0", OTHER),
     "version affected, no source": no_source("1.0"),
@@ -265,9 +265,9 @@ CASES = {
     "version affected, whole package missing": package_missing,
     "the same, which the guard allows": allowed,
     "version outside, code different": text("2.0", OTHER),
-    "version outside, code recognised": text("2.0"),
+    "version outside, code recognized": text("2.0"),
     "version outside, module missing": lambda world: module_missing(world, "2.0"),
-    "version unknown, code recognised": text(None),
+    "version unknown, code recognized": text(None),
     "version unknown, code different": text(None, OTHER),
     "version unknown, no source": no_source(None),
     "version unknown, module missing": lambda world: module_missing(world, ""),
@@ -278,11 +278,11 @@ CASES = {
     "version unknown, code of one variant": of_variants(None, ("new", OTHER)),
     "version unknown, code of two variants": of_variants(None),
     "version unknown, one variant is part of another": part_of_another,
-    "with another package, in its range": neighbour("3.0"),
-    "with another package, outside its range": neighbour("2.0"),
-    "with another package, newer than reviewed": neighbour("6.0"),
-    "with another package, its version unknown": neighbour(None),
-    "with another package that is not installed": neighbour(None, installed=False),
+    "with another package, in its range": neighbor("3.0"),
+    "with another package, outside its range": neighbor("2.0"),
+    "with another package, newer than reviewed": neighbor("6.0"),
+    "with another package, its version unknown": neighbor(None),
+    "with another package that is not installed": neighbor(None, installed=False),
     "implementation: its module missing": implementation("replace", None),
     "implementation: not in its module": implementation("wrap", "def other(): pass\n"),
     "implementation: cannot be called": implementation("replace", "add = 5\n"),
@@ -300,12 +300,12 @@ CASES = {
     "contested, asked for by name": contested(text("1.0"), asked=True),
     "contested, and outside its range": contested(text("2.0")),
     "contested, and nothing of the framework is there": contested(nothing),
-    "advice: version affected, code recognised": advised("1.0"),
+    "advice: version affected, code recognized": advised("1.0"),
     "advice: version affected, code different": advised("1.0", OTHER),
     "advice: version affected, module missing": advised("1.0", None),
     "advice: version outside, code different": advised("2.0", OTHER),
-    "advice: version outside, code recognised": advised("2.0"),
-    "advice: version unknown, code recognised": advised(None),
+    "advice: version outside, code recognized": advised("2.0"),
+    "advice: version unknown, code recognized": advised(None),
     "advice: version unknown, code different": advised(None, OTHER),
 }
 
@@ -340,7 +340,7 @@ def test_engine_doctor_and_check(world, engine, case, imported):
     assert words in row.reason
     assert words in doctor.reason
     assert words in check.reason
-    expected = doctor.reason.removesuffix(evaluate.SEARCHED).removesuffix(", and the code is recognised")
+    expected = doctor.reason.removesuffix(evaluate.SEARCHED).removesuffix(", and the code is recognized")
     assert re.sub("; (nothing was changed|waiting for .*)$", "", row.reason) == expected
 
 

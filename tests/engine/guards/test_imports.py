@@ -16,7 +16,7 @@ import texts
 from rlhf_patches import DefinitionError, Shape, Signature, Status
 from rlhf_patches.definitions import registry
 from rlhf_patches.guards import known, shapes, sources
-from rlhf_patches.guards.edits import Unrecognised
+from rlhf_patches.guards.edits import Unrecognized
 from rlhf_patches.guards.places import NotFound, Source
 from rlhf_patches.testing import cases
 from tests.harness.logs import diagnosed
@@ -54,7 +54,7 @@ def source(text: str) -> Source:
 @pytest.mark.parametrize("text", RUN)
 def test_what_every_import_runs(text):
     change = Shape("some.mod:<module>", NAME)
-    found = shapes.recognise(change, source(text))
+    found = shapes.recognize(change, source(text))
     line = text.split("\n")[found.place.lineno - 1]
     assert "from json import" in line
     assert line.encode()[found.place.column :].strip().startswith(b"from json import")
@@ -63,8 +63,8 @@ def test_what_every_import_runs(text):
 
 @pytest.mark.parametrize("text", NOT_RUN)
 def test_what_may_do_without_the_name(text):
-    with pytest.raises(Unrecognised, match=r"some\.mod does not run 'from json import gone' whenever it is imported"):
-        shapes.recognise(Shape("some.mod:<module>", NAME), source(text))
+    with pytest.raises(Unrecognized, match=r"some\.mod does not run 'from json import gone' whenever it is imported"):
+        shapes.recognize(Shape("some.mod:<module>", NAME), source(text))
     with pytest.raises(NotFound):
         sources.find_import(source(text), NAME)
 
@@ -144,7 +144,7 @@ def test_what_is_known_of_a_text_is_what_a_search_finds(framework, advice, monke
     assert looked_up.known is not None
     monkeypatch.setattr(sources, "find_import", None)  # whoever searches fails
     if "gone" in text:
-        assert shapes.recognise(variant.changes[0], looked_up).edits == ()
+        assert shapes.recognize(variant.changes[0], looked_up).edits == ()
     else:
-        with pytest.raises(Unrecognised, match="whenever it is imported"):
-            shapes.recognise(variant.changes[0], looked_up)
+        with pytest.raises(Unrecognized, match="whenever it is imported"):
+            shapes.recognize(variant.changes[0], looked_up)

@@ -346,9 +346,9 @@ def test_the_same_as_by_search(framework, patch, ship):
     """Place, edits and fingerprint of every change."""
     source = Source(f"{framework.name}.mod", "mod.py", SOURCE)
     changes = patch.variants[0].changes
-    alone = [shapes.recognise(change, source) for change in changes]
+    alone = [shapes.recognize(change, source) for change in changes]
     ship(facts_of(framework, patch).to_bytes())
     with_facts = known.look_up(source)
     assert with_facts.known is not None
-    found = [shapes.recognise(change, with_facts).in_the_whole() for change in changes]
+    found = [shapes.recognize(change, with_facts).in_the_whole() for change in changes]
     assert [item._replace(source=source) for item in found] == alone

@@ -323,7 +323,7 @@ def test_what_is_no_pattern_is_said_in_one_line(rewrite):
 def test_check_swap_compares_names_not_numbers():
     """CPython itself accepts this swap, and the function then reads the wrong cell."""
     from rlhf_patches.engine.functions import check_swap
-    from rlhf_patches.guards.edits import Unrecognised
+    from rlhf_patches.guards.edits import Unrecognized
 
     def outer():
         a, b = "a", "b"
@@ -337,7 +337,7 @@ def test_check_swap_compares_names_not_numbers():
         return reads_a, reads_b
 
     reads_a, reads_b = outer()
-    with pytest.raises(Unrecognised, match="free variables"):
+    with pytest.raises(Unrecognized, match="free variables"):
         check_swap(reads_a, reads_b.__code__)
     reads_a.__code__ = reads_b.__code__
     assert reads_a() == "a", "CPython got stricter or wiser: look at check_swap again"

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "release_record"))
 import texts
 
 from rlhf_patches.guards import known, memory, rewriting, sources
-from rlhf_patches.guards.edits import Edit, Unrecognised
+from rlhf_patches.guards.edits import Edit, Unrecognized
 from rlhf_patches.guards.places import Place, Source, Unreadable
 from tests.harness.effort import SHARE
 
@@ -55,7 +55,7 @@ def differing(source: Source) -> tuple[int, list[str]]:
         for qualname, place in places(source):
             try:
                 cut, whole = codes(source, place)
-            except Unrecognised as error:  # two of one name on a line, say
+            except Unrecognized as error:  # two of one name on a line, say
                 cut, whole = error, None
             count += 1
             if whole is None or not texts.is_same(cut, whole):
@@ -192,5 +192,5 @@ def test_an_edit_that_reaches_beyond_the_function_does_not_compile(new):
     place = dict(places(source))["C.f"]
     start = text.index("return a")
     new = new.replace("\n", " ;") if "x = 1" not in new else new
-    with pytest.raises(Unrecognised):
+    with pytest.raises(Unrecognized):
         rewriting.rewrite_code(source, place, [Edit(start, start + len("return a"), new)])

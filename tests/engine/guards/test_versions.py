@@ -43,7 +43,7 @@ def test_guards(framework, version, guard, verdict):
 
 
 @pytest.mark.parametrize("spelling", ["DIST_{}", "Dist.{}", "dist--{}"])
-def test_names_are_normalised(framework, spelling):
+def test_names_are_normalized(framework, spelling):
     finding = judge_file(Guard(spelling.format(framework.name), "==1.0"), str(framework.write("mod", "")))
     assert finding.verdict is Verdict.AFFECTED
 
@@ -133,8 +133,8 @@ def test_installed_metadata_that_never_ends_counts_as_damaged(framework, name, s
 
 
 def test_a_folder_with_the_same_beginning_does_not_own_the_file(framework):
-    neighbour = framework.site.with_name(framework.site.name + "-2") / "mod.py"
-    assert judge_file(Guard(framework.distribution, ""), str(neighbour)).verdict is Verdict.UNKNOWN
+    neighbor = framework.site.with_name(framework.site.name + "-2") / "mod.py"
+    assert judge_file(Guard(framework.distribution, ""), str(neighbor)).verdict is Verdict.UNKNOWN
 
 
 def test_a_link_to_the_file_is_the_file(framework, tmp_path):

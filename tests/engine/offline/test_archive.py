@@ -251,7 +251,7 @@ def test_directories_and_their_metadata(tmp_path, files, version, reason):
 @pytest.mark.parametrize(
     ("text", "status", "reason"),
     [
-        (TEXT, Status.APPLIES, "and the code is recognised"),
+        (TEXT, Status.APPLIES, "and the code is recognized"),
         ("def add(a, b):\n    return a + b\n", Status.UNAFFECTED, "the code does not have the defect"),
         ("def add(a, b:\n", Status.REFUSED, "does not parse"),
         ("# coding: hex\n00", Status.REFUSED, "cannot be decoded"),

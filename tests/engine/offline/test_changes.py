@@ -30,7 +30,7 @@ def case(framework):
     second = Rewrite(framework.path("sub.mod:g"), "a - 1", "$ADD(a, 1)", uses={"ADD": "operator:add"})
     patch = framework.patch(first, second)
     source = locating.read_module(f"{framework.name}.sub.mod")
-    edits = [edit for change in (first, second) for edit in shapes.recognise(change, source).edits]
+    edits = [edit for change in (first, second) for edit in shapes.recognize(change, source).edits]
     return patch, file, edited(source.text, edits)
 
 

@@ -123,7 +123,7 @@ def test_a_patch_that_runs_out_of_memory_makes_no_row(slime_wheel, monkeypatch):
     def fail(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr(shapes, "recognise_all", fail)
+    monkeypatch.setattr(shapes, "recognize_all", fail)
     with pytest.raises(ReleaseError, match="MiB of memory"):
         confined.check(slime_wheel(), registry.load()[0])
 

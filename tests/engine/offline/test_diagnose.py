@@ -1,4 +1,4 @@
-"""``rlhf-patches diagnose``: logs of many ranks, coloured and prefixed; nothing in tracebacks of other kinds.
+"""``rlhf-patches diagnose``: logs of many ranks, colored and prefixed; nothing in tracebacks of other kinds.
 
 That the real bugs are found in the tracebacks of real runs stands with the patches (tests/patches).
 """
@@ -60,11 +60,11 @@ def prefixed(text, prefix):
         "(EngineCore_0 pid=7) ERROR 01-02 03:04:05 [core.py:700] ",
     ],
 )
-def test_prefixes_and_colours(trace, prefix):
+def test_prefixes_and_colors(trace, prefix):
     noise = prefixed("step 1 loss 2.5\nsaving\n", prefix)
     assert diagnosed(noise + prefixed(trace, prefix) + noise) == [(BUG, True)]
-    coloured = "\x1b[31m" + trace.replace("AssertionError", "\x1b[1mAssertionError\x1b[0m")
-    assert diagnosed(prefixed(coloured, prefix)) == [(BUG, True)]
+    colored = "\x1b[31m" + trace.replace("AssertionError", "\x1b[1mAssertionError\x1b[0m")
+    assert diagnosed(prefixed(colored, prefix)) == [(BUG, True)]
 
 
 @pytest.mark.parametrize("prefixes", [("[rank0]: ", "[rank1]: "), ("", "")])

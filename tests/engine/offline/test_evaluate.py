@@ -11,7 +11,7 @@ import pytest
 
 from rlhf_patches.definitions.registry import Registered
 from rlhf_patches.definitions.status import Status
-from rlhf_patches.guards.edits import Edit, Unrecognised
+from rlhf_patches.guards.edits import Edit, Unrecognized
 from rlhf_patches.guards.places import Source
 from rlhf_patches.guards.rewriting import check_lines
 from rlhf_patches.offline import download
@@ -85,14 +85,14 @@ def test_edits_that_move_nothing(changes):
     ],
 )
 def test_edits_that_move_a_line(changes):
-    with pytest.raises(Unrecognised, match=r"would move code in line \d+ of m\.py"):
+    with pytest.raises(Unrecognized, match=r"would move code in line \d+ of m\.py"):
         check_lines(SOURCE, edits(*changes))
 
 
 def test_edits_that_do_not_compile_or_change_the_number_of_lines():
-    with pytest.raises(Unrecognised, match="does not compile"):
+    with pytest.raises(Unrecognized, match="does not compile"):
         check_lines(SOURCE, edits(("b = 2", "b = = 2")))
-    with pytest.raises(Unrecognised, match="number of lines"):
+    with pytest.raises(Unrecognized, match="number of lines"):
         check_lines(SOURCE, edits(("b = 2", "b = 2\n")))
 
 

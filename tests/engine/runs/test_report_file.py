@@ -180,7 +180,7 @@ def test_a_torn_line_does_not_swallow_the_next(file, line, said):
     line.update()
     _, ours = file.read_bytes().splitlines()
     assert json.loads(ours)["patches"][0]["reason"] == "second"
-    summary = report_reader.summarise([str(file)])
+    summary = report_reader.summarize([str(file)])
     assert (len(summary.processes), len(summary.unreadable)) == (1, 1)
 
 

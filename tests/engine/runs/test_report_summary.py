@@ -167,10 +167,10 @@ def test_who_differs_is_named(report):
 
 @pytest.mark.parametrize("status", ["refused", "failed"])
 def test_what_was_refused_or_failed_is_said_even_when_all_agree(report, status):
-    result, out, _ = report([line(pid, status, reason="not recognised") for pid in range(20)])
+    result, out, _ = report([line(pid, status, reason="not recognized") for pid in range(20)])
     assert result == 1
     assert f"- a-bug {status} in 20 (node-a pid 0 rank 0, node-a pid 1 rank 1, " in out
-    assert "and 12 more): not recognised\n" in out
+    assert "and 12 more): not recognized\n" in out
     assert "differs" not in out
 
 

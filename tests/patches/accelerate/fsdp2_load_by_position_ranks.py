@@ -1,7 +1,7 @@
 """QLoRA under FSDP2 with efficient loading, through accelerate, on each of two ranks: ``--out FOLDER [CASE ...]``.
 
 Each case before apply() of accelerate-fsdp2-load-by-position, after it, and after revert(); beside it the same steps
-in float64, with the weights that bitsandbytes' own dequantisation gives.
+in float64, with the weights that bitsandbytes' own dequantization gives.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Model(torch.nn.Module):
 
     def __init__(self, rank: int, storage: torch.dtype | None = None, meta: bool = False) -> None:
         super().__init__()
-        torch.manual_seed(2)  # each rank quantises the same weights
+        torch.manual_seed(2)  # each rank quantizes the same weights
         if storage is None:
             self.base: Any = torch.nn.Linear(64, 32, bias=False).requires_grad_(False)
         else:

@@ -19,7 +19,7 @@ RULE_COVERAGE = {
     "minimal scope": "test_without_overlap_param_gather_both_calls_raise_as_before",
     "no side effects": "test_either_call_in_either_state",
     "backward compatible": ("test_either_call_in_either_state", "test_a_half_registered_state_still_raises"),
-    "no new blocking": "test_parameters_are_synchronised_when_asked_for",
+    "no new blocking": "test_parameters_are_synchronized_when_asked_for",
     "as before": "test_a_half_registered_state_still_raises",
 }
 
@@ -92,7 +92,7 @@ def test_either_call_in_either_state(patched):
     assert hooks(patched) == len(patched.remove_forward_pre_hook_handles) == modules(patched)
 
 
-def test_parameters_are_synchronised_when_asked_for(patched, monkeypatch):
+def test_parameters_are_synchronized_when_asked_for(patched, monkeypatch):
     calls = []
     original = type(patched).start_param_sync
     monkeypatch.setattr(

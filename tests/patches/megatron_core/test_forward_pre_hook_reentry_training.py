@@ -33,8 +33,8 @@ def test_rollouts_crash_without_the_patch_and_train_on_with_it(train, reference,
     assert_same_training(train(*PRE_HOOKS_ONLY, *save, "--apply"), reference)
 
 
-def test_saves_see_synchronised_parameters(train):
-    """disable_forward_pre_hook(param_sync=True) synchronises also where no hook is left to remove."""
+def test_saves_see_synchronized_parameters(train):
+    """disable_forward_pre_hook(param_sync=True) synchronizes also where no hook is left to remove."""
     first, second = train(*PRE_HOOKS_ONLY, "--save", "--apply")
     assert len(first["saves"]) == 3
     assert [save["state"] for save in first["saves"]] == [save["state"] for save in second["saves"]]

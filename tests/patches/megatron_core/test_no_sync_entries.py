@@ -60,7 +60,7 @@ def test_verl_chunks_that_share_a_config(run_ranks, patched):
         assert found["raised"].startswith(MESSAGE)
 
 
-def test_doctor_recognises_what_is_installed():
+def test_doctor_recognizes_what_is_installed():
     """The static check, on the real installed packages, and without importing them."""
     report = evaluate.inspect(*registry.load())
     for name in ("swift", "megatron-bridge", "verl"):

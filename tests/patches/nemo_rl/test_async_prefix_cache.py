@@ -1,7 +1,7 @@
 """nemo-rl-async-prefix-cache: by which weights a prompt was computed that is asked for after each weight update.
 
 NeMo-RL is not on PyPI. ``NEMO_RL_CLONE`` names a clone of github.com/NVIDIA-NeMo/RL; without one these tests are
-skipped, and what is left is the record of its tags (tests/record), by which the patch recognises the functions.
+skipped, and what is left is the record of its tags (tests/record), by which the patch recognizes the functions.
 """
 
 from __future__ import annotations

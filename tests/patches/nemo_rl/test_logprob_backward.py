@@ -1,7 +1,7 @@
 """nemo-rl-logprob-backward on NeMo-RL's real functions, two tensor-parallel ranks: before, after, and after a revert.
 
 NeMo-RL is not on PyPI. ``NEMO_RL_CLONE`` names a clone of github.com/NVIDIA-NeMo/RL; without one these tests are
-skipped, and what is left is the record of its tags (tests/record), by which the patch recognises the functions.
+skipped, and what is left is the record of its tags (tests/record), by which the patch recognizes the functions.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def transposed() -> dict[str, Any]:
 
 
 def by_trl() -> dict[str, Any]:
-    """TRL's own weight synchronisation, up to what it sends."""
+    """TRL's own weight synchronization, up to what it sends."""
     from trl.generation.vllm_generation import VLLMGeneration
 
     model = policy()

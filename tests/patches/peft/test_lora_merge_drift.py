@@ -1,4 +1,4 @@
-"""peft-lora-merge-drift: adapters merged and unmerged by the real PEFT, and by TRL's own weight synchronisation.
+"""peft-lora-merge-drift: adapters merged and unmerged by the real PEFT, and by TRL's own weight synchronization.
 
 The yardsticks: the base weights before, bit for bit; for merged weights, the sum in float64; and where the patch leaves
 it to PEFT, what PEFT does without it, bit for bit.

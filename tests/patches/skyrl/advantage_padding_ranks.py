@@ -1,4 +1,4 @@
-"""SkyRL's advantages, normalised, and the gradient of its policy loss: ``--out FOLDER``, on one rank.
+"""SkyRL's advantages, normalized, and the gradient of its policy loss: ``--out FOLDER``, on one rank.
 
 The estimators, `RayPPOTrainer._normalize_advantages` (0.1.0: `normalize_advantages_dict`) and `ppo_policy_loss` of the
 release on sys.path.
@@ -50,7 +50,7 @@ def padded(ragged: list[list[float]], mask: torch.Tensor, value: float = 0.0) ->
     return torch.full(mask.shape, value).masked_scatter(mask, numbers)
 
 
-def normalised(data: Any, algorithm: Any) -> torch.Tensor:
+def normalized(data: Any, algorithm: Any) -> torch.Tensor:
     """The advantages of the whole batch as one mini-batch."""
     trainer: Any = importlib.import_module("skyrl.train.trainer").RayPPOTrainer
     if not hasattr(trainer, "_normalize_advantages"):  # 0.1.0
@@ -92,7 +92,7 @@ def gradient(estimator: str, length: int, given: dict[str, Any]) -> list[list[fl
     data = batches.TrainingInputBatch({"advantages": advantages, "response_mask": mask, "loss_mask": mask})
     log_probs = padded(given["log_probs"], there).requires_grad_()
     loss, _ = ppo_utils.ppo_policy_loss(
-        log_probs, padded(given["old_log_probs"], there), normalised(data, algorithm), algorithm, loss_mask=mask
+        log_probs, padded(given["old_log_probs"], there), normalized(data, algorithm), algorithm, loss_mask=mask
     )
     loss.backward()
     assert log_probs.grad is not None

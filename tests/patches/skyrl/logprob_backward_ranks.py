@@ -382,7 +382,7 @@ def fused() -> dict[str, Any]:
 
 
 def without_group() -> dict[str, Any]:
-    """Before Megatron is initialised, as in SkyRL's own tests, which replace the autograd function."""
+    """Before Megatron is initialized, as in SkyRL's own tests, which replace the autograd function."""
     module, logits = skyrl_on_cpu.model_utils(), torch.arange(24.0).view(1, 6, 4)
     calls: dict[str, Callable[[], Any]] = {"entropy": lambda: module.vocab_parallel_entropy(logits).tolist()}
     if hasattr(module, "vocab_parallel_entropy_weighted_sum"):

@@ -153,7 +153,7 @@ def of_tinker(module: Any) -> dict[str, Any]:
         trainer = SimpleNamespace(strategy="megatron", micro_train_batch_size_per_gpu=1)
         backend._cfg, backend._inference_engines_initialized = SimpleNamespace(trainer=trainer), False
         backend._dispatch = make_dispatch(module, without_actors(module, make_mesh(*sizes)))
-        # Tokenising is not the matter here.
+        # Tokenizing is not the matter here.
         backend._to_training_batch = lambda prepared: make_batch(5)
         backend._sleep_inference_engines = lambda: None
         prepared = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""SkyRL's normalised advantages, through its own estimators and policy loss, against the formulas in float64."""
+"""SkyRL's normalized advantages, through its own estimators and policy loss, against the formulas in float64."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlhf_patches.patches.skyrl._conditions import normalised_mean_with_padding
+from rlhf_patches.patches.skyrl._conditions import normalized_mean_with_padding
 from tests.harness.forkserver import skyrl_trainer
 
 RULE_COVERAGE = {
@@ -106,9 +106,9 @@ def test_padding_that_changes_the_mean(advantages, mask, on, expected):
         cfg=SimpleNamespace(trainer=SimpleNamespace(algorithm=SimpleNamespace(advantage_batch_normalize=on)))
     )
     data = {"advantages": torch.tensor(advantages), "response_mask": torch.tensor(mask)}
-    assert normalised_mean_with_padding(trainer, data) is expected
+    assert normalized_mean_with_padding(trainer, data) is expected
     on_a_device = {name: one.to("meta") for name, one in data.items()}
-    assert normalised_mean_with_padding(trainer, on_a_device) is (None if on else False)
+    assert normalized_mean_with_padding(trainer, on_a_device) is (None if on else False)
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae"])

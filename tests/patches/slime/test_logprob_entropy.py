@@ -1,7 +1,7 @@
 """slime-logprob-entropy: what is put in, and slime's real files, before, after and after a revert.
 
 Without a clone (tests/harness/slime_clone.py) the tests of its files are skipped, and what is left is the record of its
-tags (tests/record), by which the patch recognises the functions, and the tests of what is put in.
+tags (tests/record), by which the patch recognizes the functions, and the tests of what is put in.
 """
 
 from __future__ import annotations

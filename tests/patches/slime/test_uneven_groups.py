@@ -68,7 +68,7 @@ def report(request, start):
 
 @with_clone
 @pytest.mark.parametrize("case", [case for case in EACH if case.startswith(REPAIRED)])
-def test_each_prompt_is_normalised_by_itself(report, case):
+def test_each_prompt_is_normalized_by_itself(report, case):
     assert report["after"][case] == pytest.approx(expected(case), abs=5e-6)
     for state in ("before", "reverted"):
         assert max(abs(one - other) for one, other in zip(report[state][case], expected(case), strict=True)) > 0.3
@@ -84,7 +84,7 @@ def test_the_rest_is_as_released(report, case):
 
 @with_clone
 def test_its_condition_holds_where_groups_are_uneven(report):
-    """Not where slime's rows are the groups, nor without normalisation; nothing is said without an index."""
+    """Not where slime's rows are the groups, nor without normalization; nothing is said without an index."""
     uneven = sum(case.startswith(REPAIRED) for case in EACH) + 1  # without a division too
     right = sum(case.startswith(("equal", "one prompt")) for case in EACH) + 1
     reached = report["reached"]
@@ -94,18 +94,18 @@ def test_its_condition_holds_where_groups_are_uneven(report):
 def test_what_the_condition_says():
     from types import SimpleNamespace as Has
 
-    from rlhf_patches.patches.slime.uneven_groups import not_normalised
+    from rlhf_patches.patches.slime.uneven_groups import not_normalized
 
     for settings in ({"rewards_normalization": False}, {"advantage_estimator": "ppo"}):
-        assert not_normalised(Has(args=Has(**settings))) is False
+        assert not_normalized(Has(args=Has(**settings))) is False
     for manager in (Has(args=Has(rewards_normalization=True, advantage_estimator="grpo")), Has(args=Has()), Has()):
-        assert not_normalised(manager) is None
+        assert not_normalized(manager) is None
 
 
 @with_clone
 def test_settings(report):
     assert report["after"]["not divided"] == pytest.approx(expected("fewer, grpo", divided=False), abs=5e-6)
-    for name in ("not normalised", "custom"):
+    for name in ("not normalized", "custom"):
         assert report["before"][name] == report["after"][name] == CASES["fewer"][1]
 
 
@@ -134,8 +134,8 @@ def test_what_is_put_in_for_the_statistics(name):
     samples = [SimpleNamespace(group_index=group) for group in groups]
     args = SimpleNamespace(n_samples_per_prompt=PER_PROMPT, rollout_batch_size=prompts)
     rewards = torch.tensor(values).reshape(-1, PER_PROMPT if len(values) == prompts * PER_PROMPT else len(values))
-    centred = rewards - ours.mean(rewards, samples, args)
-    found = (centred / (ours.std(centred, samples, args) + 1e-6)).flatten().tolist()
+    centered = rewards - ours.mean(rewards, samples, args)
+    found = (centered / (ours.std(centered, samples, args) + 1e-6)).flatten().tolist()
     if name in (*REPAIRED, "equal", "one prompt"):
         assert found == pytest.approx(expected(f"{name}, grpo"), abs=5e-6)
     else:

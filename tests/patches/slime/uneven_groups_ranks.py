@@ -63,7 +63,7 @@ def observe() -> dict[str, Any]:
     prompts, rewards, groups = CASES["fewer"]
     variations: dict[str, dict[str, Any]] = {
         "not divided": {"grpo_std_normalization": False},
-        "not normalised": {"rewards_normalization": False},
+        "not normalized": {"rewards_normalization": False},
         "custom": {"custom": lambda args, samples: ("own", [sample.reward for sample in samples])},
     }
     for name, settings in variations.items():

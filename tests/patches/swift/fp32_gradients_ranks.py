@@ -42,7 +42,7 @@ def arguments(**settings: Any) -> Any:
     for field in dataclasses.fields(found):
         if field.default is not dataclasses.MISSING:
             setattr(args, field.name, field.default)
-    # What its `__post_init__` takes from the model, or sets when it has initialised the ranks.
+    # What its `__post_init__` takes from the model, or sets when it has initialized the ranks.
     vars(args).update({"bf16": True, "fp16": False, "use_cpu_initialization": True, "torch_dtype": None})
     args.overlap_param_gather_with_optimizer_step = args.data_parallel_random_init = False
     vars(args).update(settings)

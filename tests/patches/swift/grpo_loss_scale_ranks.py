@@ -26,7 +26,7 @@ STEPS, ROWS, PROMPT, COMPLETION = 3, 2, 4, 6
 LOW, HIGH, CAP, MU = 0.1, 0.15, 1.1, 0.3
 
 
-#: Of ratio, advantage and log-probability: what is averaged over tokens, and maximised.
+#: Of ratio, advantage and log-probability: what is averaged over tokens, and maximized.
 OBJECTIVES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     # Yu et al. 2025, DAPO, arXiv 2503.14476, eq. 8
     "dapo": lambda ratio, advantage, logps: torch.min(ratio * advantage, ratio.clamp(1 - LOW, 1 + HIGH) * advantage),

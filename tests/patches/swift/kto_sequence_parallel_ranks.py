@@ -170,7 +170,7 @@ class PackedAttention(DotProductAttention):
 
 
 def make_model(kind: type, case: Case, seed: int) -> Any:
-    """The same weights at any tensor parallel size: megatron-core initialises the whole and keeps a share."""
+    """The same weights at any tensor parallel size: megatron-core initializes the whole and keeps a share."""
     config = TransformerConfig(
         num_layers=LAYERS,
         hidden_size=ARGS.hidden_size,

@@ -17,7 +17,7 @@ RULE_COVERAGE = {
     "minimal scope": "test_where_float32_is_not_asked_for_nothing_changes",
     "no side effects": "because it hands one more field to a configuration that ms-swift makes anew",
     "backward compatible": "test_where_float32_is_not_asked_for_nothing_changes",
-    "to keep the released behaviour": "test_where_float32_is_not_asked_for_nothing_changes",
+    "to keep the released behavior": "test_where_float32_is_not_asked_for_nothing_changes",
     "known": "test_a_class_of_a_users_is_unknown",
     "no new blocking": "because the same collectives reduce the same buffers, of another type",
 }

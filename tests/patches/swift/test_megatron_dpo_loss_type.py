@@ -16,11 +16,11 @@ OTHERS = ("hinge", "ipo", "apo_zero", "sppo_hard")
 OUT_OF_REACH = ("bco_pair", "discopop", "sft", "hinged")
 
 RULE_COVERAGE = {
-    "minimal scope": "test_a_training_step_minimises_the_loss_that_was_asked_for",
+    "minimal scope": "test_a_training_step_minimizes_the_loss_that_was_asked_for",
     "no side effects": "because it calls the trainer's dpo_loss and get_logps, and assigns nothing",
     "backward compatible": "test_what_this_trainer_cannot_compute_stays_sigmoid_in_words",
     "as released": "test_what_this_trainer_cannot_compute_stays_sigmoid_in_words",
-    "Runs with `sigmoid` are not affected": "test_a_training_step_minimises_the_loss_that_was_asked_for",
+    "Runs with `sigmoid` are not affected": "test_a_training_step_minimizes_the_loss_that_was_asked_for",
     "known": "test_other_releases",
     "no new blocking": (
         "test_what_this_trainer_cannot_compute_stays_sigmoid_in_words",
@@ -56,7 +56,7 @@ def check(report, *parts):
             assert after[loss_type]["gradient"] <= ROUNDING, loss_type
 
 
-def test_a_training_step_minimises_the_loss_that_was_asked_for(observe):
+def test_a_training_step_minimizes_the_loss_that_was_asked_for(observe):
     """Through `forward_step`, a policy and a reference model; and packed sequences."""
     (report,) = observe("step", "packed")
     check(report, "step", "packed")

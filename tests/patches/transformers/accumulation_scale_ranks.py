@@ -160,7 +160,7 @@ MEANS = {
     "T5, it learns": Case(T5, 3, 5, rate=0.1),
     "T5, tokens not averaged": Case(T5, 3, 5, arguments=APART),
     "T5, parameters not looked for": Case(T5, 4, arguments=UNSOUGHT),
-    "T5, each batch synchronised": Case(T5, 4, arguments=EACH),
+    "T5, each batch synchronized": Case(T5, 4, arguments=EACH),
     "T5, static graph": Case(T5, 3, 5, arguments={**EACH, **UNSOUGHT, "ddp_static_graph": True}),
     "T5, LoRA": Case(T5, 4, wrap=lambda model: lora(model, ["q", "v"])),
     "BERT masked": Case(MASKED, 3, 5),

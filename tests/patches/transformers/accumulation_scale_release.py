@@ -102,22 +102,22 @@ def of_spans(model: Any) -> torch.Tensor:
     return (F.cross_entropy(found.start_logits, STARTS) + F.cross_entropy(found.end_logits, STARTS)) / 2
 
 
-def labelled(labels: torch.Tensor) -> dict[str, torch.Tensor]:
+def labeled(labels: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"input_ids": IDS, "labels": labels}
 
 
 CASES = {
-    "Llama, classes": Case(llama("SequenceClassification", num_labels=CLASSES), labelled(KINDS), of_kinds),
+    "Llama, classes": Case(llama("SequenceClassification", num_labels=CLASSES), labeled(KINDS), of_kinds),
     "Llama, a number": Case(
         llama("SequenceClassification", num_labels=1),
-        labelled(NUMBERS),
+        labeled(NUMBERS),
         lambda model: F.mse_loss(model(input_ids=IDS).logits[:, 0], NUMBERS.double()),
     ),
-    "BERT, classes": Case(bert("SequenceClassification", num_labels=CLASSES), labelled(KINDS), of_kinds),
-    "BERT, masked words": Case(bert("MaskedLM"), labelled(MASKED), lambda model: of_words(model, MASKED)),
-    "T5": Case(t5, labelled(OTHERS), of_t5),
-    "Llama, words": Case(llama("CausalLM"), labelled(NEXT), of_the_next),
-    "Llama, smoothed": Case(llama("CausalLM"), labelled(NEXT), lambda model: of_the_next(model, SMOOTHING), SMOOTHING),
+    "BERT, classes": Case(bert("SequenceClassification", num_labels=CLASSES), labeled(KINDS), of_kinds),
+    "BERT, masked words": Case(bert("MaskedLM"), labeled(MASKED), lambda model: of_words(model, MASKED)),
+    "T5": Case(t5, labeled(OTHERS), of_t5),
+    "Llama, words": Case(llama("CausalLM"), labeled(NEXT), of_the_next),
+    "Llama, smoothed": Case(llama("CausalLM"), labeled(NEXT), lambda model: of_the_next(model, SMOOTHING), SMOOTHING),
     "Llama, spans": Case(
         llama("QuestionAnswering"), {"input_ids": IDS, "start_positions": STARTS, "end_positions": STARTS}, of_spans
     ),

@@ -23,7 +23,7 @@ MEANS = (
     "T5, it learns",
     "T5, tokens not averaged",
     "T5, parameters not looked for",
-    "T5, each batch synchronised",
+    "T5, each batch synchronized",
     "T5, static graph",
     "T5, LoRA",
     "BERT masked",

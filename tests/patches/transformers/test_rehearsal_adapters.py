@@ -18,7 +18,7 @@ RIGHT = {
     "LoRA": LoraConfig(r=2, target_modules=TARGETS),
     "all linear layers": LoraConfig(r=2, target_modules="all-linear"),
     "DoRA": LoraConfig(r=2, target_modules=TARGETS, use_dora=True),
-    "a rank-stabilised one": LoraConfig(r=2, target_modules=TARGETS, use_rslora=True),
+    "a rank-stabilized one": LoraConfig(r=2, target_modules=TARGETS, use_rslora=True),
     "one layer": LoraConfig(r=2, target_modules=TARGETS, layers_to_transform=[1]),
     "a number": LoraConfig(r=2, target_modules=TARGETS, layers_to_transform=1),
     "embeddings": LoraConfig(r=2, target_modules=["embed_tokens", "q_proj"]),

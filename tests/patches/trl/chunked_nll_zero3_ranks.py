@@ -534,7 +534,7 @@ def train_engine(tokens: str, dtype: torch.dtype, bias: bool, accumulate: int, u
             if accumulate == 1 or engine.is_gradient_accumulation_boundary():
                 found = [safe_get_full_grad(parameter) for parameter in model.parameters()]
             engine.step()
-        wanted = engine_gradients(values, dtype, everyone, penalised=use == "called")
+        wanted = engine_gradients(values, dtype, everyone, penalized=use == "called")
         for (name, _), one, other in zip(model.named_parameters(), found, wanted, strict=True):
             report["errors"][name] = max(report["errors"].get(name, 0.0), error_of(one, other))
     report["final"] = [safe_get_full_fp32_param(parameter).sum().item().hex() for parameter in model.parameters()]
@@ -543,7 +543,7 @@ def train_engine(tokens: str, dtype: torch.dtype, bias: bool, accumulate: int, u
 
 
 def engine_gradients(
-    values: list[torch.Tensor], dtype: torch.dtype, everyone: list[Any], penalised: bool
+    values: list[torch.Tensor], dtype: torch.dtype, everyone: list[Any], penalized: bool
 ) -> list[torch.Tensor]:
     """In float64, averaged over the ranks, from the parameters as the forward pass sees them."""
     body, weight, *rest = (value.to(dtype).double().requires_grad_() for value in values)
@@ -551,7 +551,7 @@ def engine_gradients(
     total = torch.zeros((), dtype=torch.float64)
     for inputs, labels in everyone:
         logits = torch.nn.functional.linear(torch.tanh(inputs.double() @ body.t()), weight, bias)
-        if penalised:
+        if penalized:
             total = total + logits.square().mean() / len(everyone)
         logits, mask = logits[:, :-1], labels[:, 1:] != -100
         picked = logits.log_softmax(-1).gather(-1, labels[:, 1:].clamp(min=0)[..., None])[..., 0]

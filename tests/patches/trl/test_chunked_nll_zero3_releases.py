@@ -16,7 +16,7 @@ NAME = "trl-chunked-nll-zero3"
 CACHE = Path(__file__).parents[2] / ".cache" / "rlhf-patches"
 
 
-def test_the_installed_release_is_recognised():
+def test_the_installed_release_is_recognized():
     report = evaluate.inspect(*registry.load())
     assert report[NAME].status is Status.APPLIES, report[NAME]
     assert not report.problems
@@ -48,7 +48,7 @@ def test_other_versions_and_lookalikes(tmp_path, version, edit, status):
     assert row["status"] == status, row
 
 
-def test_every_fingerprint_that_is_recognised_has_its_shape():
+def test_every_fingerprint_that_is_recognized_has_its_shape():
     """An implementation that met one without would fail in the middle of training."""
     from rlhf_patches.patches.trl import _chunked_head, chunked_divergence_zero3, chunked_nll_zero3
 

@@ -27,7 +27,7 @@ BUGS = {
     # With an own `compute_loss` it is left as released.
     "transformers-eval-loss": {"*/*, evaluated": AS_RELEASED},
 }
-"""By patch, trainers and customisations where the bug is; in all other cells each number keeps its bits."""
+"""By patch, trainers and customizations where the bug is; in all other cells each number keeps its bits."""
 
 NOT_REACHED = {
     "trl-grpo-tool-lockstep": "test_grpo_tool_lockstep.py",

@@ -22,7 +22,7 @@ from rlhf_patches.patches.verl.proofs.reward_on_answer_ranks import (
     double,
     drawn,
     estimate,
-    generalised,
+    generalized,
     tokens,
 )
 from rlhf_patches.proving import states
@@ -66,7 +66,7 @@ def exactly(name: str, case: dict[str, Any]) -> Results:
     """Advantages and returns of the tokens that count, 0 elsewhere."""
     given = double(inputs(case))
     if name == "gae":
-        return generalised(given)
+        return generalized(given)
     mask = given["response_mask"]
     at, rewards = counted(given)
     returns = torch.zeros_like(mask)

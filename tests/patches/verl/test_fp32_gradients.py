@@ -15,7 +15,7 @@ RULE_COVERAGE = {
     "backward compatible": "test_what_is_asked_for_comes_first_and_float32_is_the_same",
     "no new blocking": "because the same collectives reduce the same buffers, of another type",
     "the flag stays False": "test_what_is_asked_for_comes_first_and_float32_is_the_same",
-    "keep the released behaviour": "test_what_is_asked_for_comes_first_and_float32_is_the_same",
+    "keep the released behavior": "test_what_is_asked_for_comes_first_and_float32_is_the_same",
 }
 # float32 keeps 24 bits of sums of bfloat16's 8: exact, but for the last additions. Seen: 4e-9.
 ROUNDING = 1e-7

@@ -99,7 +99,7 @@ def cases() -> dict[str, list[float]]:
 
 
 def hopeless() -> list[bool]:
-    """What NaN, and what -inf alone, make of a token, and that its neighbour stays what it was."""
+    """What NaN, and what -inf alone, make of a token, and that its neighbor stays what it was."""
     logits = values((3, 64), torch.float32, False)
     logits[0, 3], logits[1] = float("nan"), INFINITE
     logits.requires_grad_()

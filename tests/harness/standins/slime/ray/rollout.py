@@ -1,6 +1,6 @@
 """What slime's `RolloutManager`, a Ray actor, does with rewards, with its defect.
 
-Our own text, but for the three lines by which a patch recognises it.
+Our own text, but for the three lines by which a patch recognizes it.
 """
 
 import ray

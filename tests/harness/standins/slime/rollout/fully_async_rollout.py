@@ -1,6 +1,6 @@
 """How slime's fully asynchronous rollout takes finished groups from its worker, with its defect.
 
-Our own text, but for the lines by which a patch recognises it.
+Our own text, but for the lines by which a patch recognizes it.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """How slime asks an engine for a sample's tokens, with its defect.
 
-Our own text, but for the lines by which a patch recognises it.
+Our own text, but for the lines by which a patch recognizes it.
 """
 
 

@@ -1,6 +1,6 @@
 """The same with an answer that comes in parts.
 
-Our own text, but for the lines by which a patch recognises it.
+Our own text, but for the lines by which a patch recognizes it.
 """
 
 from slime.rollout.sglang_rollout import _prepare_prompt_ids

@@ -1,6 +1,6 @@
 """The place in Megatron-LM's `train` that installs the data-parallel hooks, with its defect.
 
-Our own text. It keeps what a patch has to recognise, and no more: the names of the module and the
+Our own text. It keeps what a patch has to recognize, and no more: the names of the module and the
 function, the assertion and the installation in their form, and the message that users search for.
 The form is that of core_v0.13.0 and later, in parentheses. Megatron-LM asks globals
 for `args` and `timers`; here the caller passes `args`, as well as `run_steps`, which stands for all

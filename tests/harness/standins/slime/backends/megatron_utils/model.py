@@ -1,6 +1,6 @@
 """The place in slime's rollout training that installs the data-parallel hooks, with its defect.
 
-Our own text. It keeps what a patch has to recognise, and no more: the names of the module and the
+Our own text. It keeps what a patch has to recognize, and no more: the names of the module and the
 function, the assertion and the installation in their form, and the message that users search for.
 slime asks a global for `args`; here the caller passes it, as well as `run_steps`, which stands for
 the rest of the rollout.

@@ -1,6 +1,6 @@
 """The layer of slime that gathers whole sequences for linear attention, with both of its defects.
 
-Our own text. It keeps what a patch has to recognise, and no more: the names of the module, the class and the method,
+Our own text. It keeps what a patch has to recognize, and no more: the names of the module, the class and the method,
 the places where parts are gathered, and what is kept of the output. A part has, of each sequence, two chunks, one from
 each end.
 """

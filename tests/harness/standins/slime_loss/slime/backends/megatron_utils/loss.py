@@ -1,6 +1,6 @@
 """The place in slime's Megatron backend that whitens advantages, with its defect.
 
-Our own text. It keeps what a patch has to recognise, and no more: the names of the module and the function, the
+Our own text. It keeps what a patch has to recognize, and no more: the names of the module and the function, the
 condition, the group and the call in their form. Advantages are GRPO's: a sample's reward, at each of its tokens. Of a
 response a context-parallel rank has the tokens within two chunks of the sequence, one from each end.
 """
