@@ -12,8 +12,8 @@ from .json_lines import BEGIN
 
 _MOST = 32  # learned shapes of a log
 _LONGEST = 120
-# torchrun's [rank0]: and [default0]:, Ray's (Actor pid=1, ip=...), srun -l's 0:, vLLM's ERROR 01-02 [core.py:1], pytest's
-# E
+# torchrun's [rank0]: and [default0]:, Ray's (Actor pid=1, ip=...), srun -l's 0:, vLLM's ERROR 01-02 [core.py:1], and
+# pytest's E
 _KNOWN = re.compile(
     r"(?:\[(?:rank|default|[\w.-]{1,99}/)?\d{1,9}\]:?|\([^()\n]{0,199}?\bpid=\d{1,20}\b[^()\n]{0,99}\)|\d{1,9}:"
     r"|(?:ERROR|WARNING|INFO)\s[^\]\n]{0,199}\]|E {3,20})[ ]?"
