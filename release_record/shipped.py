@@ -1,4 +1,4 @@
-"""``rlhf_patches/offline/releases.json``: what users need of the record, for `rlhf-patches audit`, which is offline."""
+"""``rlhf_patches/offline/releases.json`` and ``versions.json``: what `rlhf-patches audit`, which is offline, needs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rlhf_patches.definitions.bug import KnownBug
 from rlhf_patches.offline.facts import NO_MODULE
 
 PATH = Path(__file__).parents[1] / "rlhf_patches" / "offline" / "releases.json"
+VERSIONS = PATH.with_name("versions.json")
 
 
 def text(records: Iterable[Record], patches: Iterable[KnownBug]) -> str:
@@ -32,6 +33,17 @@ def text(records: Iterable[Record], patches: Iterable[KnownBug]) -> str:
             found["without"] += [[entry.version] * 2 for other in strangers for entry in other.entries]
             lines.append(f" {json.dumps(patch.name)}: {json.dumps(found)}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def versions(records: Iterable[Record], patches: Iterable[KnownBug]) -> str:
+    """The text of ``versions.json``: by distribution, its releases without pre-releases, oldest first."""
+    patches = list(patches)
+    lines: dict[str, str] = {}
+    for item in sorted(records, key=lambda item: item.in_git):
+        if any(_has(item, patch) for patch in record.patches_of(item.distribution, patches)):
+            read = dict.fromkeys(entry.order for entry in sorted(item.entries, key=lambda entry: entry.order))
+            lines.setdefault(item.distribution, " ".join(str(each) for each in read if not each.is_prerelease))
+    return json.dumps(lines, indent=1, sort_keys=True) + "\n"
 
 
 def facts(item: Record, patch: KnownBug) -> dict[str, Any]:

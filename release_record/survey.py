@@ -75,7 +75,8 @@ def main() -> int:
     for package, one in texts.of_record(after, patches).items():
         texts.save(package, one)
     (ROOT / "docs" / "compatibility.md").write_text(compatibility.page(after, patches), encoding="utf-8")
-    (ROOT / "rlhf_patches" / "offline" / "releases.json").write_text(shipped.text(after, patches), encoding="utf-8")
+    shipped.PATH.write_text(shipped.text(after, patches), encoding="utf-8")
+    shipped.VERSIONS.write_text(shipped.versions(after, patches), encoding="utf-8")
     console.print(compatibility.figures(after, patches))
     notes = record.reviewed()
     complaints = [

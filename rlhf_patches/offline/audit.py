@@ -27,7 +27,7 @@ from ..definitions.registry import Registered
 from ..definitions.words import plural
 from ..guards import versions
 from ..guards.versions import Verdict
-from . import names, pairs
+from . import allowed, names, pairs
 from .pairs import Failing
 from .pins import COMMAND_LINE, Pin, PinsError, Unread
 from .run_config import RunConfig
@@ -315,7 +315,7 @@ def misspelled(pins: Iterable[Pin], registered: Sequence[Registered]) -> list[Un
 
 def _audited(pin: Pin, items: list[Registered], named: Named) -> Audited:
     if pin.version is None:
-        return Audited(pin, None, pin.note or "it has no version")
+        return Audited(pin, None, f"{pin.note or 'it has no version'}{_allowed(pin, items, named)}")
     try:
         version = Version(pin.version)
     except ValueError:  # InvalidVersion, or more digits than Python converts
@@ -329,6 +329,22 @@ def _audited(pin: Pin, items: list[Registered], named: Named) -> Audited:
     newest = max((bug.read for bug in beyond if bug.read), key=Version)
     still_open = tuple(bug for bug in beyond if bug.fixed is None)
     return Audited(pin, bugs or None, _newer(newest, still_open), newest, still_open)
+
+
+def _allowed(pin: Pin, items: list[Registered], named: Named) -> str:
+    """The bugs of every release that a range allows, and of the newest, which pip installs."""
+    releases = allowed.reviewed(pin.name, pin.allows) if pin.allows is not None else ()
+    if not releases or pin.allows is None:
+        return ""
+    of_each = [
+        {item.patch.name for item in items if _had(item.patch, Version(version), named) == ""} for version in releases
+    ]
+    always, last = set.intersection(*of_each), of_each[-1]
+    which = "" if allowed.is_reviewed(pin.name, pin.allows) else " reviewed"
+    every = f"; every{which} release that this allows has {', '.join(sorted(always))}" if always else ""
+    more = (", ".join(sorted(last - always)) + ", too" * bool(always)) if last - always else "no other known bug"
+    newest = f"; the newest{which} that it allows ({releases[-1]}) has {more if last else 'no known bug'}"
+    return every + newest
 
 
 def _newer(newest: str, still_open: Sequence[Bug]) -> str:

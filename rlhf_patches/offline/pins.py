@@ -10,9 +10,8 @@ from typing import NamedTuple, Union
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name, parse_wheel_filename
-from packaging.version import Version
 
-from . import names
+from . import allowed, names
 
 EXPECTED = "expected releases such as trl==1.5.1, in a format that `audit --help` lists"
 NEXT = "`pip freeze | rlhf-patches audit -` where it runs, or `uv pip compile FILE | rlhf-patches audit -`"
@@ -43,12 +42,14 @@ class Pin(NamedTuple):
         version: the exact version; None if the place does not pin one.
         place: the file, and the line if the format has lines.
         note: a marker, an extra, a source; or the reason for a missing version.
+        allows: the versions that it allows, if it is a range.
     """
 
     name: str
     version: str | None
     place: str
     note: str = ""
+    allows: SpecifierSet | None = None
 
 
 class Unread(NamedTuple):
@@ -98,22 +99,12 @@ def of_requirement(text: str, where: str, note: str = "") -> Iterator[Entry]:
         wheel = _of_wheel(requirement.url)
         yield Pin(name, wheel and wheel[1], where, notes(f"from {requirement.url}", note, marker))
         return
-    only = _only(requirement.specifier)
+    only = allowed.only(name, requirement.specifier)
     if only:
         yield Pin(name, only, where, notes(note, marker))
     else:
         range_ = f"{requirement.specifier}" or "any version"
-        yield Pin(name, None, where, notes(f"not pinned: {range_}", note, marker))
-
-
-def _only(specifier: SpecifierSet) -> str | None:
-    """The release that a specifier names: ``==1.5.1``, ``>=1.5.1,<=1.5.1``."""
-    pins = [each.version for each in specifier if each.operator in ("==", "===")]
-    if pins:
-        return pins[0] if len(pins) == 1 and not pins[0].endswith(".*") else None
-    lowest = {Version(each.version) for each in specifier if each.operator == ">="}
-    both = [each.version for each in specifier if each.operator == "<=" and Version(each.version) in lowest]
-    return both[0] if both else None
+        yield Pin(name, None, where, notes(f"not pinned: {range_}", note, marker), requirement.specifier)
 
 
 def _of_address(text: str, where: str, note: str) -> Entry:

@@ -49,6 +49,7 @@ def test_the_page_in_docs_is_the_record():
 
 def test_what_is_shipped_is_the_record():
     assert shipped.PATH.read_text(encoding="utf-8") == shipped.text(RECORDS, PATCHES), "run `make releases`"
+    assert shipped.VERSIONS.read_text(encoding="utf-8") == shipped.versions(RECORDS, PATCHES), "run `make releases`"
 
 
 def test_what_is_shipped_tells_the_first_release_without_the_bug():

@@ -157,7 +157,7 @@ def test_markdown(audited):
     (_, *rows), below = table(out)
     (row,) = (row for row in rows if row[3].startswith("trl-grpo-dapo-scale: the loss is "))
     assert [*row[:3], *row[4:]] == ["trl", "1.5.1", "wrong gradient", "1.9.1", "pins.txt:2"]
-    assert below[0] == "deepspeed (pins.txt:3) was not looked up: not pinned: >=0.1"
+    assert below[0].startswith("deepspeed (pins.txt:3) was not looked up: not pinned: >=0.1; the newest reviewed ")
     assert below[1].startswith("verl 999 (pins.txt:5) was not looked up: newer than ")
     assert below[2] == "pins.txt:4: 'foo bar' is not a requirement (name==version)"
     assert below[3].startswith("Checked 1 of 3 supported packages")

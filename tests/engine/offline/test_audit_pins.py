@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from rlhf_patches import cli
 from rlhf_patches.definitions import registry
-from rlhf_patches.offline import audit, base_images, names, pin_files
-from rlhf_patches.offline.pins import PinsError
+from rlhf_patches.offline import allowed, audit, base_images, names, pin_files, pins
+from rlhf_patches.offline.pins import Pin, PinsError
 
 REGISTERED = registry.load()[0]
 
@@ -256,6 +258,52 @@ def test_what_to_do_next_is_said(read, capsys):
     assert "Versions that a file does not have: `pip freeze | rlhf-patches audit -`" in out
     assert "`rlhf-patches autoload on`" in out
     assert out.splitlines()[-1].startswith("`--config CONFIG` ")
+
+
+@pytest.mark.parametrize("line", ["trl>=0.20,<0.22", "trl", "peft<0.5,>=0.2"])
+def test_the_bugs_of_a_range(read, capsys, line):
+    """What it says of every release, and of the newest, is what it says of each alone."""
+    name, specifier = re.match("(\\w+)(.*)", line).groups()
+    read({"a.txt": f"{line}\nx==1\n"})
+    assert cli.main(["audit", "a.txt", "--json"]) == 1
+    (row,) = json.loads(capsys.readouterr().out)["dependencies"]
+    said = re.fullmatch(
+        r"not pinned: .*?(?:; every(?: reviewed)? release that this allows has (?P<every>[\w, -]+))?"
+        r"; the newest(?: reviewed)? that it allows \((?P<newest>[\d.]+)\) has (?P<more>[\w, -]+)",
+        row["skip_reason"],
+    )
+    bugs = {}
+    for version in allowed.reviewed(name, SpecifierSet(specifier)):
+        (pin,) = audit.audit([Pin(name, version, "")], [item for item in REGISTERED if item.patch.kind != "watch"])
+        bugs[version] = {bug.patch.name for bug in pin.bugs if not bug.beside}
+    every, newest = set.intersection(*bugs.values()), bugs[said["newest"]]
+    assert list(bugs)[-1] == said["newest"]
+    assert set((said["every"] or "").split(", ")) - {""} == every
+    more = set(said["more"].removesuffix(", too").split(", "))
+    assert more == (newest - every or {"no other known bug" if newest else "no known bug"})
+    assert (" reviewed " in row["skip_reason"]) == (line == "trl")
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("torch==2.6.0.*", "2.6.0"),
+        ("trl>=1.5.1,<1.6", "1.5.1"),
+        ("trl>=1.5.0,<1.6,!=1.5.0", "1.5.1"),
+        ("transformers~=4.57.0,<4.57.1", "4.57.0"),
+        ("trl~=1.16.0", None),  # 1.16.1 may be out
+        ("trl>1.15.0", None),
+        ("trl==1.16.*", None),
+        ("trl<0.0.2", None),  # what is before the first that was read?
+        ("trl==1.5.*", None),
+        ("unknown==2.6.0.*", None),
+        ("unknown>=2,<=2.0", "2.0"),
+        ("trl==1.5.0,==1.5.1", None),
+    ],
+)
+def test_a_range_that_one_release_fits(text, version):
+    ((_, found, *_),) = pins.of_requirement(text, "")
+    assert found == version
 
 
 def test_scripts_that_run_each_other(read):
