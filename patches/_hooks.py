@@ -27,5 +27,8 @@ def others(*owners: Any) -> str:
 def of(*owners: Any, kinds: tuple[str, ...] = OF_GRADIENTS) -> Iterator[Any]:
     """The hooks of modules, parameters and other tensors; by default those of gradients."""
     for owner in owners:
+        attributes, owner_class = vars(owner), type(owner)
         for kind in kinds:
-            yield from (getattr(owner, kind, None) or {}).values()
+            # A module without this attribute would search its parameters, buffers and modules for it.
+            if hooks := attributes.get(kind) or (hasattr(owner_class, kind) and getattr(owner, kind)):
+                yield from hooks.values()

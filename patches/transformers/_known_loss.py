@@ -94,7 +94,8 @@ def _unknown(model: Any) -> Iterator[str]:
         yield f"{_named(function)}, which {name} uses, is not transformers' own"
     base = getattr(inner, "base_model", inner)
     within = set() if base is inner else {id(each) for each in base.modules()}
-    for part in model.modules():
+    modules = list(model.modules())
+    for part in modules:
         # The base model returns hidden states; the code that computes the loss is outside it.
         if id(part) in within:
             continue
@@ -109,7 +110,7 @@ def _unknown(model: Any) -> Iterator[str]:
     for hook in (*torch_module._global_forward_hooks.values(), *torch_module._global_forward_pre_hooks.values()):
         if author(hook) not in _LIBRARIES:
             yield f"all modules have a forward hook, {_named(hook)}"
-    for hook in _of_gradients(model):
+    for hook in _of_gradients(modules):
         if author(hook) not in _READING:
             yield f"a hook, {_named(hook)}, may change its gradients"
 
@@ -130,11 +131,12 @@ def _losses() -> Iterator[Any]:
                 yield value
 
 
-def _of_gradients(model: Any) -> Iterator[Any]:
+def _of_gradients(modules: list[Any]) -> Iterator[Any]:
     """The hooks that may change gradients: of all modules, of each module and of each parameter."""
     yield from torch_module._global_backward_hooks.values()
     yield from torch_module._global_backward_pre_hooks.values()
-    yield from _all_hooks.of(*model.modules(), *model.parameters())
+    for module in modules:
+        yield from _all_hooks.of(module, *(each for each in module._parameters.values() if each is not None))
 
 
 def _of_torch() -> Iterator[Any]:

@@ -24,9 +24,9 @@ def _masked(keywords: str, *targets: str) -> tuple[Rewrite, ...]:
         Rewrite(
             target=target,
             pattern=f"{function}(**mask_kwargs)",
-            replacement=f"{function}(**mask_kwargs, position_ids=$DOCUMENTS(given_positions))",
+            replacement=f"{function}(**$MASKED({function}, mask_kwargs, given_positions))",
             alongside=(f"mask_kwargs = {keywords}",),
-            uses={"DOCUMENTS": f"{__package__}._document_positions:documents"},
+            uses={"MASKED": f"{__package__}._document_positions:masked"},
         )
         for target in targets
         for function in ("create_causal_mask", "create_sliding_window_causal_mask")
@@ -57,7 +57,8 @@ and gradients of a document are then those of the document alone.
 Rows with an attention mask, any call with a cache (such as generation), rows that are not packed, and positions that
 jump to anything but 0 stay bit for bit what they are. FlashAttention separates documents by itself.
 
-Not repaired: a mask of ones together with packed rows, and `use_cache=True` without a cache, with which transformers
+Not repaired: your own function in place of `create_causal_mask`, which gets the released arguments; a mask of ones
+together with packed rows; and `use_cache=True` without a cache, with which transformers
 ignores every model's positions (`Trainer` and TRL switch it off).""",
     references=("https://github.com/huggingface/transformers/pull/39997",),
     variants=(

@@ -144,3 +144,28 @@ def test_what_a_model_counts_itself_is_no_packing_while_it_is_compiled(apply_pat
     released = attention()
     apply_patch("transformers-packed-documents")
     assert attention() == released == [("None", True)]
+
+
+def test_an_own_mask_function_gets_the_released_keywords(apply_patch, monkeypatch):
+    """Its signature may end where the released call ends."""
+    torch = pytest.importorskip("torch")
+    ranks = pytest.importorskip(WORKER)
+    modeling = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
+    original, seen = modeling.create_causal_mask, []
+    ids = torch.cat(ranks.documents())[None]
+
+    def own(**keywords):
+        seen.append(sorted(keywords))
+        return original(**keywords)
+
+    def masks(function):
+        monkeypatch.setattr(modeling, "create_causal_mask", function)
+        with torch.no_grad():
+            return ranks.made("GptOss").eval()(ids, position_ids=ranks.beside(None)["position_ids"][:1]).logits
+
+    released = masks(own)
+    apply_patch("transformers-packed-documents")
+    masks(own)
+    assert "position_ids" not in seen[0]
+    assert seen[1:] == seen[:1]
+    assert not torch.equal(masks(original), released)
