@@ -90,7 +90,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         "  rlhf-patches doctor                                 what each patch would do here, and why\n"
         "  rlhf-patches diff trl-resume-order                  the change to your installed source\n"
         "  rlhf-patches check verl==0.9.1                      the same as doctor, for any release\n"
-        "  rlhf-patches audit requirements.txt uv.lock         known bugs of these versions\n"
+        "  rlhf-patches audit requirements.txt uv.lock         known bugs of the pinned versions\n"
         "  rlhf-patches prove                                  run each patch here: without it, then with it\n"
         "  rlhf-patches diagnose train.log                     the known bug behind an error\n"
         "  rlhf-patches rehearse -- python train.py            check the gradient of this run\n"

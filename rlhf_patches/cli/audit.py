@@ -33,7 +33,7 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "audit",
         _audit,
-        "list the known bugs of these versions, the repair of each, and the release that fixes it; offline",
+        "list the known bugs of the versions in a file or this environment, and the release that fixes each; offline",
         "pip freeze | rlhf-patches audit - || echo 'known bugs, see above'",
         wrong=(pins.PinsError, RunConfigError),
     )

@@ -25,14 +25,14 @@ _NAME = "a patch's name, or a part of it"
 def add(commands: Commands) -> None:
     """Declare the commands."""
     command = commands.add(
-        "list", _list, "list all patches and advice, built-in and from plugins", "rlhf-patches list --json"
+        "list", _list, "list all patches, advice and watches, built-in and from plugins", "rlhf-patches list --json"
     )
     command.add_argument("--json", action="store_true", help="a JSON list of objects, see docs/cli.md")
     output.add_details(command, places=False)
     command = commands.add(
         "explain",
         _explain,
-        "show the page of a patch or an advice, or find the bugs that words describe",
+        "show the page of a patch, an advice or a watch, or find the bugs that words describe",
         "rlhf-patches explain identical completions",
     )
     command.add_argument("words", nargs="+", metavar="NAME|WORDS", help=f"{_NAME}, or words of a symptom or an error")
@@ -44,7 +44,7 @@ def add(commands: Commands) -> None:
         "--format",
         choices=("diff", "patch"),
         default="diff",
-        help="patch: with a header, for git apply, git am and patch -p1 (default: diff)",
+        help="'patch' adds a header for git apply, git am and patch -p1 (default: diff)",
     )
 
 

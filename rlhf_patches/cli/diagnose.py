@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "diagnose",
         _diagnose,
-        "identify the known bug in training logs or a traceback, with its certainty and what to set",
+        "find known bugs in training logs or a traceback: how certain each one is, and what to set",
         "rlhf-patches diagnose train.log",
         wrong=(inputs.InputError,),
     )

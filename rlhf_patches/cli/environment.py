@@ -16,7 +16,7 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "autoload",
         _autoload,
-        "switch the site hook for this whole environment",
+        "switch the site hook on or off for this whole environment",
         "RUN rlhf-patches autoload on  # in a Dockerfile",
         wrong=(autoload.AutoloadError,),
     )
@@ -28,7 +28,7 @@ def add(commands: Commands) -> None:
         'ray job submit --runtime-env-json "$(rlhf-patches ray-env "$RUNTIME_ENV_JSON")" -- python3 train.py',
     )
     command.add_argument(
-        "base", nargs="?", default="{}", metavar="JSON", help="a runtime environment to add to; '-' reads it from stdin"
+        "base", nargs="?", default="{}", metavar="JSON", help="the runtime environment to extend; '-': standard input"
     )
 
 

@@ -87,7 +87,7 @@ def _is_elsewhere(row: PatchReport) -> bool:
 
 def _folded(rows: list[PatchReport]) -> list[str]:
     others = sum(row.status is Status.UNAFFECTED and row.kind != WATCH for row in rows)
-    lines = [f"{plural(others, 'known bug')} of other releases of the installed packages: see `--all`"] * bool(others)
+    lines = [f"{plural(others, 'known bug')} in other releases of the installed packages: see `--all`"] * bool(others)
     return [*lines, *folded(row for row in rows if row.status is Status.ABSENT)]
 
 

@@ -66,7 +66,9 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], below: Sequ
 
 def add_details(command: argparse.ArgumentParser, places: bool = True) -> None:
     """Add ``--all`` and ``--long``."""
-    command.add_argument("--all", action="store_true", help="list patches of frameworks that are not installed, too")
+    command.add_argument(
+        "--all", action="store_true", help="list patches of missing frameworks and of other releases, too"
+    )
     if places:
         command.add_argument("--long", action="store_true", help="show file and line of each patched function")
 

@@ -24,7 +24,7 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--without",
         action="store_true",
-        help="run without the patches; for each deviation, name the patch that repairs it",
+        help="run without the patches; if a relation deviates, run again with them and name the patch that repairs it",
     )
     command.add_argument(
         "--go-on", action="store_true", help="continue the training afterwards, with unchanged results"

@@ -35,22 +35,26 @@ def add(commands: Commands) -> None:
         "compare a patch's ranges with the code of every release on PyPI",
         "rlhf-patches survey trl-some-bug --releases '>=1.0'",
     )
-    command.add_argument("names", metavar="PATCH", nargs="+", help="a patch, of a plugin or built-in")
+    command.add_argument("names", metavar="PATCH", nargs="+", help="a built-in patch or a plugin's")
     add_output(command)
     command.add_argument("--all", action="store_true", help="print a line for each release")
-    command.add_argument("--releases", metavar="SPECIFIER", default="", help="only these, for example '>=1.0,<2'")
+    command.add_argument(
+        "--releases", metavar="SPECIFIER", default="", help="read only these releases, for example '>=1.0,<2'"
+    )
     command.add_argument("--pre", action="store_true", help="include pre-releases")
     command.add_argument(
         "--write",
         action="store_true",
         help="write the suggested range into the patch's file if the code contradicts it",
     )
-    command.add_argument("--cache", metavar="DIR", help="keep the files there (default: delete each after reading)")
+    command.add_argument(
+        "--cache", metavar="DIR", help="keep the fetched files in DIR (default: delete each after reading)"
+    )
     command.add_argument(
         "--index",
         metavar="URL",
         default=os.environ.get("PIP_INDEX_URL") or PYPI,
-        help="a simple index (default: PIP_INDEX_URL, or PyPI)",
+        help="a package index with the simple API (default: PIP_INDEX_URL, or PyPI)",
     )
 
 

@@ -280,7 +280,7 @@ def test_a_bug_that_is_not_here_has_no_harm_here(said, harmful):
     harmful.metadata(None, f"{harmful.distribution.replace('-', '_')}-1.0.dist-info")
     lines = said("doctor")[1].splitlines()
     assert not [line for line in lines if line.startswith("x-g ")]
-    assert "1 known bug of other releases of the installed packages: see `--all`" in lines
+    assert "1 known bug in other releases of the installed packages: see `--all`" in lines
     lines = said("doctor", "--all")[1].splitlines()
     (row,) = [number for number, line in enumerate(lines) if line.startswith("x-g ")]
     assert lines[row].split()[:4] == ["x-g", "unaffected", "-", "-"]
@@ -295,7 +295,7 @@ def test_doctor_has_a_row_for_code_that_has_the_bug_outside_the_range(said, fram
     monkeypatch.setattr(registry, "load", lambda: ([registry.Registered(patch, "tests")], []))
     lines = said("doctor")[1].splitlines()
     assert first_row(lines) == ["x-f", "unaffected"]
-    assert not [line for line in lines if "of other releases" in line]
+    assert not [line for line in lines if "in other releases" in line]
 
 
 def test_a_pipe_gets_no_column_of_blanks(said):
