@@ -36,7 +36,7 @@ PROMPTS = """\
 EQUAL = f"""\
 `equal-completions`: for groups whose completions are all equal, the negative logarithm of the probability of this, in
 nats, from the engine's log-probabilities. The watch warns above {_LEAST_CHANCE:g}. A policy that has become certain
-repeats itself with a probability near 1, engines that share a seed with one below 1e-13."""
+repeats itself with a probability near 1. Engines that share a seed do so with a probability below 1e-13."""
 
 SAMPLES = f"{EQUAL}\n\n{LENGTHS}"
 

@@ -179,10 +179,10 @@ PATCH = Patch(
     bug="a scheduler sets the learning rates of the wrong parameter groups, or its first step raises",
     when="an optimizer with an empty parameter group (LoRA), and a scheduler made before deepspeed.initialize()",
     symptom="""\
-LoRA with DeepSpeed and torch 2.10 or later, trained with transformers before 5.1 and its dependents (TRL,
-LLaMA-Factory), or with a trainer that makes its scheduler early (ms-swift, earlier OpenRLHF): the first step of the
-scheduler raises `ValueError: zip() argument 2 is longer than argument 1`. With an older torch, and with DeepSpeed's own
-schedulers passed as objects, no error is raised: the groups after an empty group get the learning rate of the group
+The bug affects LoRA with DeepSpeed, trained with transformers before 5.1 and its dependents (TRL, LLaMA-Factory), or
+with a trainer that makes its scheduler early (ms-swift, earlier OpenRLHF). With torch 2.10 or later, the first step of
+the scheduler raises `ValueError: zip() argument 2 is longer than argument 1`. With an older torch, and with DeepSpeed's
+own schedulers passed as objects, no error is raised: the groups after an empty group get the learning rate of the group
 before them. With PEFT's LoRA+, the B matrices get the learning rate of the embeddings, 1e-6.""",
     cause="""\
 These trainers make one group with weight decay and one without. With LoRA, the second group is empty. `DeepSpeedEngine`
@@ -190,22 +190,22 @@ removes empty groups from the optimizer in place, after the trainer has made the
 rate for each of the original groups, and pairs them by position with the remaining groups. Since 2.10, torch raises if
 the two lengths differ.""",
     repair="""\
-Functions of torch's and of DeepSpeed's schedulers that pair the groups with a list for all of them see all groups, with
-the empty groups at their positions. All other code sees the optimizer's own groups. For that, the `optimizer` of the
-schedulers is a stand-in: it is equal to the optimizer, is an instance of its class, and is identical to it in
-everything but `param_groups`. DeepSpeed works without the empty groups, as before.
+Some functions of torch's and of DeepSpeed's schedulers pair the groups with a list that has an entry for each group.
+These functions see all groups, with the empty groups at their positions. All other code sees the optimizer's own
+groups. For that, the `optimizer` of the schedulers is a stand-in: it is equal to the optimizer, is an instance of its
+class, and is identical to it in everything but `param_groups`. DeepSpeed works without the empty groups, as before.
 
 A scheduler whose lists you have changed to those of the remaining groups works as before. So does one whose optimizer
 gets an empty group back, one whose `get_lr()` returns as many rates as groups remain, and one with your own `step()` or
-`_update_lr()`. The same holds for your own `get_lr()` if its rates cannot be counted, such as a generator's, and those
-of a subclass of `CosineAnnealingWarmRestarts` or of DeepSpeed's schedulers.
+`_update_lr()`. The same holds for your own `get_lr()` if the patch cannot count its rates: those of a generator, or of
+a subclass of `CosineAnnealingWarmRestarts` or of DeepSpeed's schedulers.
 
 The patch detects schedulers that derive from torch's `LRScheduler` whether or not they were passed to
 `deepspeed.initialize`, and DeepSpeed's own if they were passed. It does not detect a scheduler that `gc.freeze()` hides
-from the garbage collector, unless it was passed. The format of their state does not change, so checkpoints fit with and
-without the patch; a pickled scheduler, instead of its state, needs this package. A scheduler that is made afterwards (a
-callable passed as `lr_scheduler`, one from DeepSpeed's configuration, that of transformers since 5.1) sees the
-remaining groups, as before. If no group is empty, the patch does nothing.""",
+from the garbage collector, unless it was passed. The format of a scheduler's state does not change, so checkpoints fit
+with and without the patch. A scheduler that you pickle as a whole, instead of its state, needs this package to be
+loaded. A scheduler that is made afterwards (a callable passed as `lr_scheduler`, one from DeepSpeed's configuration,
+that of transformers since 5.1) sees the remaining groups, as before. If no group is empty, the patch does nothing.""",
     changes_numbers="""\
 Since DeepSpeed 0.3.13, without torch 2.10's check, groups after an empty group were trained at another group's learning
 rate. This matters if the learning rates differ: with PEFT's LoRA+, the B matrices had the learning rate of the

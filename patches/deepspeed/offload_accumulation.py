@@ -49,8 +49,8 @@ buffer an alternative to the addition: the first micro-batch is copied, each lat
 on the GPU, and the sum is discarded. `copy_grads_in_partition` does neither unless `gradient_accumulation_steps` is
 above 1.""",
     repair="""\
-The sum is copied back unless the optimizer steps next, as in 0.15.1. The buffers are used whenever the step has an
-earlier or a later micro-batch, as in 0.19.0. A step of one micro-batch makes no copy, as before. Otherwise each
+The patch copies the sum back unless the optimizer steps next, as in 0.15.1. It uses the buffers whenever the step has
+an earlier or a later micro-batch, as in 0.19.0. A step of one micro-batch makes no copy, as before. Otherwise each
 micro-batch but the last makes one.
 
 The patch differs from 0.19.0 in two ways. It copies nothing before the optimizer steps, because ZeRO-1 before 0.16.5
@@ -58,8 +58,8 @@ would add the copy in the next step. And it uses a buffer only in the step that 
 step's gradients of a parameter that the first micro-batch does not use. With the patch, ZenFlow's gradients equal their
 definition (seen in 0.18.9).
 
-The patch does not repair one loss, as 0.19.8 does not: if the last micro-batch does not use a parameter, the
-parameter's accumulated gradient is lost.
+Not repaired, as in 0.19.8: if the last micro-batch does not use a parameter, the parameter's accumulated gradient is
+lost.
 
 A micro-batch that `zero_grad()` is meant to drop counts with the patch, as without offload: `zero_grad()` does not
 empty DeepSpeed's own sums. If you have replaced a function of the optimizer so that it adds the lost micro-batches,
@@ -70,8 +70,8 @@ trained on the first and the last of them, divided by N: the gradient had about 
 includes ZenFlow with an `update_interval` of N, with ZeRO-1 too; the parameters that ZenFlow selects are trained in
 each micro-batch and were right. With the patch, gradient norms rise (by a factor of N / 2 if the micro-batches agree)
 to what a run without offload logs. If you tuned a run without the patch, check its learning rate and its clipping
-threshold again. The factor affects SGD and clipping; Adam sees mostly the noise. Checkpoints reflect the gradients they
-were trained on; training can continue from them.""",
+threshold again. The factor affects SGD and clipping. Adam is affected mostly by the noise. Checkpoints reflect the
+gradients they were trained on; training can continue from them.""",
     references=(
         "https://github.com/deepspeedai/DeepSpeed/pull/7967",
         "https://github.com/deepspeedai/DeepSpeed/pull/7981",

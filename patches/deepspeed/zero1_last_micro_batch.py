@@ -58,11 +58,11 @@ a step's last micro-batch, not the mean over the ranks. Without gradient accumul
 updates its part of the parameters from its own data. No error is raised. Losses and gradient norms drift from those of
 ZeRO-2, and depend on how the same batch is split into micro-batches.""",
     cause="""\
-`BF16_Optimizer` adds the bfloat16 gradients to the float32 gradients in its `backward_epilogue()`. The engine calls it
-after `allreduce_gradients()`, so the last micro-batch of a step is added after the reduction. Before 0.18.3, the
-optimizer's `backward()` added it. 0.18.3 and 0.18.4 have the wrong order too, but choose another optimizer for this
-configuration (`FP16_UnfusedOptimizer`, whose loss scale prevents any training): the patch is applied, and changes
-nothing.""",
+`BF16_Optimizer` adds the bfloat16 gradients to the float32 gradients in its `backward_epilogue()`. The engine calls
+this function after `allreduce_gradients()`, so it adds the last micro-batch of a step after the reduction. Before
+0.18.3, the optimizer's `backward()` added the last micro-batch. 0.18.3 and 0.18.4 have the wrong order too, but choose
+another optimizer for this configuration (`FP16_UnfusedOptimizer`, whose loss scale prevents any training): the patch is
+applied, and changes nothing.""",
     repair="""\
 The epilogue of `BF16_Optimizer` runs before the gradients are reduced, as in 0.19.0. The patch does not change when the
 epilogues of other optimizers run, or `exit_backward()`. It does not change an engine whose `allreduce_gradients` is not

@@ -142,15 +142,15 @@ have a gradient in it. The bug was reproduced in 0.14.5, 0.15.2, 0.18.2, 0.18.5,
 releases the code was read. 0.6.0 to 0.9.1 have the same bug in a function of another name. Releases before 0.6.0 use
 other buffers.""",
     repair="""\
-After the first micro-batch of a step is reduced, the patch empties the buffers of parameters without a gradient in it,
-with offload the optimizer's gradients too. In the last micro-batch it copies the sums of earlier micro-batches to the
-optimizer's gradients. A parameter that a step does not use has a gradient of 0, as a part of a flat tensor: Adam's
-momentum and weight decay still change it. A gradient that your code sets between `backward()` and `step()`
-(`safe_set_full_grad`) counts as before. If every micro-batch uses every parameter, the patch runs no additional
-operator, and results are bitwise identical.
+After the gradients of a step's first micro-batch are reduced, the patch empties the buffers of parameters without a
+gradient in this micro-batch, and with offload the optimizer's gradients too. In the last micro-batch it copies the sums
+of earlier micro-batches to the optimizer's gradients. A parameter that a step does not use has a gradient of 0, as a
+part of a flat tensor: Adam's momentum and weight decay still change it. A gradient that your code sets between
+`backward()` and `step()` (`safe_set_full_grad`) counts as before. If every micro-batch uses every parameter, the patch
+runs no additional operator, and results are bitwise identical.
 
 The patch does not repair an optimizer on NVMe, ZenFlow, SuperOffload, MiCS and DeepCompile, which keep upstream's code.
-It does not repair what several forward passes before one backward pass lose.""",
+It does not repair gradients that are lost if several forward passes precede one backward pass.""",
     changes_numbers="""\
 ZeRO-3 used the gradient of an earlier step for parameters that a step, or its first micro-batch, did not use. With an
 offloaded optimizer this also happened if the last micro-batch did not use them, and then this step's gradients were

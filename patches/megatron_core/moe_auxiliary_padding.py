@@ -97,8 +97,8 @@ PATCH = Patch(
     symptom="""\
 With `--calculate-per-token-loss` and a `padding_mask` argument of the model, the load balancing losses (`aux_loss`,
 `seq_aux_loss`, `global_aux_loss`) of a mixture of experts are too large by a factor of TP x CP: with TP 4 and CP 2,
-they have eight times the configured coefficient. Experts are used evenly, and the language model's loss suffers. No
-error is raised. The logged losses are right.""",
+they have eight times the configured coefficient. The router uses the experts evenly, at the cost of the language
+model's loss. No error is raised. The logged losses are right.""",
     cause="""\
 With this option, each gradient is divided by the number of all tokens at the end of a step, so the router multiplies
 its losses by the number of tokens. Since 0.19.0, it uses this rank's tokens times the ranks that share a sequence. With
@@ -107,8 +107,8 @@ each expert has already written into the tensor that they are counted from, so t
 0.18.2, the number was not multiplied by the ranks, and was right with a mask only
 (`megatron-core-moe-auxiliary-per-token`).""",
     repair="""\
-With a mask, the number is not multiplied by the ranks again. The gradient then equals that of one rank, also if ranks
-have unequal numbers of valid tokens.
+With a mask, the patch does not multiply the number by the ranks again. The gradient then equals that of one rank, also
+if ranks have unequal numbers of valid tokens.
 
 Without a mask, without `--calculate-per-token-loss`, and with TP and CP of 1, results are bitwise identical. A number
 of tokens that your own router or your own repair counts on each rank or divides is not affected. The z-loss, which is
@@ -154,7 +154,7 @@ router. It does not repair the `global_aux_loss` coefficient, which is 1 / DP of
     conditions=(Condition(_ATTACH, f"{__package__}._conditions:tokens_of_all_ranks", "weight x"),),
     changes_numbers="""\
 In megatron-core 0.19.0 to 0.19.2, with `--calculate-per-token-loss` and a padding mask, load balancing had TP x CP
-times the configured weight. With the patch, it has the configured weight. To keep the balance of a run that was tuned
-without the patch, multiply its coefficients by that factor. Coefficients that you divided by the factor must be
-restored.""",
+times the configured weight. With the patch, it has the configured weight. To keep the balance of a run that was
+tuned without the patch, multiply its coefficients by that factor. Restore coefficients that you have divided by the
+factor.""",
 )

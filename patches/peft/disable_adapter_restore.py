@@ -6,16 +6,16 @@ from rlhf_patches import Condition, Guard, Patch, Variant, Wrap
 
 PATCH = Patch(
     name="peft-disable-adapter-restore",
-    summary="after disable_adapter() the same parameters are trainable that were trainable before",
+    summary="disable_adapter() restores which parameters are trainable",
     harm="wrong gradient",
     bug="disable_adapter() leaves frozen parameters trainable",
     when="frozen adapters, or partly frozen ones, and the policy without its adapter as the reference",
     symptom="""\
-The policy without its adapter is the reference: `with model.disable_adapter():`. Afterwards frozen parameters of the
-active adapters are trainable: a frozen adapter together with the one in training (a first stage's), an adapter in
-inference mode, parts that were frozen by hand (`lora_A`). Their gradients count in the clipping norm, and accumulate
-from step to step if only the optimizer's own gradients are set to zero; an optimizer that is created afterwards trains
-them.""",
+A run uses the policy without its adapter as the reference: `with model.disable_adapter():`. Afterwards frozen
+parameters of the active adapters are trainable. Examples are a frozen adapter of an earlier stage beside the one in
+training, an adapter in inference mode, and parts that you have frozen (`lora_A`). Their gradients count in the clipping
+norm. They accumulate from step to step if the run sets only the gradients of the optimizer's own parameters to zero. An
+optimizer that is created afterwards trains these parameters.""",
     cause="""\
 On exit the context calls `enable_adapter_layers`, which calls `set_adapter(active adapters)`. This makes the adapters
 trainable, without `inference_mode`, and without checking the previous state.""",
@@ -47,8 +47,8 @@ changed. PEFT 0.6 to 0.10 have the bug too.""",
     ),
     obsolete_when="when the oldest PEFT in use does not change requires_grad there; no release so far does",
     changes_numbers="""\
-In every release since 0.6 gradients of frozen parts of active adapters have counted in the clipping norm from the
-first reference pass on. With the patch the norm is smaller and a clipped step larger; a run without frozen parts is as
-it was.""",
+In every release since 0.6 gradients of frozen parts of active adapters have counted in the clipping norm from the first
+reference pass on. With the patch the norm is smaller and a clipped step larger; a run without frozen parts does not
+change.""",
     conditions=(Condition("peft.peft_model:PeftModel.disable_adapter"),),
 )

@@ -16,7 +16,7 @@ PATCH = Patch(
     summary="layers_to_transform selects layers in a mixture of experts too",
     harm="wrong weights",
     bug="layers_to_transform matches an expert's number instead of its layer's: the wrong modules are adapted",
-    when="LoraConfig or another one with layers_to_transform, and target_modules within experts that are modules",
+    when="LoraConfig or another config with layers_to_transform, and target_modules within experts that are modules",
     excluded_by=("layers_to_transform=absent",),
     symptom="""\
 With `layers_to_transform=[1]` and targets within the experts of a mixture (`model.layers.0.mlp.experts.1.up_proj`),
@@ -26,10 +26,10 @@ another number. Attention, dense layers and mixtures whose experts are one tenso
 `check_target_module_exists` searches the number of the layer with `.*`, which matches greedily, so the last number of
 the name counts.""",
     repair="""\
-The patch uses the last number that is not an expert's: not the number after `experts` or another name that ends with
-it (`local_experts`). Names without experts keep the number that they had: those with a number before the layers
-(`net.members.0.layers.2.q_proj`), and T5's, whose sub-layer counts. So do names with experts alone, and those that
-`layers_pattern` matches.
+The patch uses the last number that does not follow `experts`, or another name that ends with `experts`
+(`local_experts`). Names without experts keep the number that PEFT used, also with a number before the layers
+(`net.members.0.layers.2.q_proj`), and in T5, whose sub-layer counts. So do names that have no number but an expert's,
+and names that `layers_pattern` matches.
 
 Not repaired: an expert that has numbered parts itself.
 
@@ -37,9 +37,9 @@ An adapter that was trained with the bug has weights for other modules than with
 which keys are missing or unexpected, as 0.20.0 does. Load it with the patch off:
 `RLHF_PATCHES_DISABLE=peft-layers-to-transform`.""",
     changes_numbers="""\
-Adapters on some layers of a mixture of experts, PEFT 0.8.0 to 0.19.1, were on the experts of these numbers in all
-layers. With the patch they are on the layers. Restart a run that was trained without the patch, or continue it without
-the patch.""",
+PEFT 0.8.0 to 0.19.1 put adapters for some layers of a mixture of experts on the experts with these numbers, in all
+layers. With the patch the adapters are on the experts of these layers. Restart a run that was trained without the
+patch, or continue it without the patch.""",
     references=("https://github.com/huggingface/peft/pull/3318",),
     variants=(Variant(Guard("peft", ">=0.8.0,<0.20.0"), _CHANGES),),
     obsolete_when="when the oldest peft in use is 0.20.0",

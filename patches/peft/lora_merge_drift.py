@@ -32,7 +32,7 @@ adapters merged into it again must be the present weight, bit for bit. PEFT's ow
 - there is no memory for the copy.
 
 `merge_and_unload` makes no copy, since its result cannot be unmerged. The merged weights, which vLLM gets, are
-unchanged. `rlhf_patches.report()` counts the layers that were unmerged either way.
+unchanged. `rlhf_patches.report()` counts the layers that were unmerged in each of the two ways.
 
 **Memory:** while an adapter is merged, a second copy of the layers' weights, 2 bytes per number, in *host* memory on
 every rank that merges (15 GB for 7 billion adapted parameters), and two more copies of a layer's weight on its own
@@ -83,6 +83,6 @@ then. PEFT 0.6 has the bug too.""",
     changes_numbers="""\
 In every release since 0.6 each weight synchronization has changed half-precision base weights at random. An adapter
 from such a run was trained on weights that no longer exist: loaded onto the original model it computes other outputs
-than in training, so evaluate it again, and continue its training if it is worse.""",
+than in training. Evaluate it again, and continue its training if it is worse.""",
     conditions=(Condition(f"{_LINEAR}.unmerge"),),
 )

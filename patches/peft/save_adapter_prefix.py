@@ -24,7 +24,7 @@ def without_the_others(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: A
 
 PATCH = Patch(
     name="peft-save-adapter-prefix",
-    summary="a LoRA adapter is saved without others whose parameters' names contain its name",
+    summary="a saved LoRA adapter contains no parameters of other adapters",
     harm="wrong weights",
     bug="an adapter is saved with the parameters of others whose names contain its name",
     when="two adapters such as policy and policy_ref, or one whose name is part of a module's name",

@@ -67,8 +67,8 @@ PATCH = Patch(
     when="`--partial-rollout`, or the fully asynchronous rollout, and a sample that was aborted",
     symptom="""\
 With `--partial-rollout`, responses are longer than `--rollout-max-response-len`: up to twice as long, and up to three
-times if a sample is aborted twice. These are the longest ones, which are the ones that are aborted. No error is raised,
-unless the context or the training memory runs out.""",
+times if a sample is aborted twice. This affects the longest responses, because these are the ones that are aborted. No
+error is raised, unless the context or the training memory runs out.""",
     cause="""\
 `generate` and `generate_streaming` ask the engine for `max_new_tokens` even if the sample already has response tokens.
 Until 0.2.4, these were subtracted.""",

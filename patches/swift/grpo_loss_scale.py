@@ -72,9 +72,9 @@ micro-batch, are added; in training only, as in 4.6.0. A step then follows the g
 8), of CISPO with `sg(min(r, high)) A log p` under the sums (MiniMax 2025, [arXiv
 2506.13585](https://arxiv.org/abs/2506.13585), eq. 4).
 
-The patch does not repair, as 4.6.0 does not, that the tokens are those of a whole generation. If
-`--steps_per_generation` differs from `--gradient_accumulation_steps`, a step's loss differs from the mean by their
-quotient.
+The divisor counts the tokens of a whole generation. The patch does not repair this, and neither does 4.6.0. If
+`--steps_per_generation` differs from `--gradient_accumulation_steps`, a step's loss differs from the mean by the
+quotient of the two.
 
 The patch does not change a step with user code: a `training_step`, a `compute_loss` or one of its callees, or an
 `accelerator.backward` that is not ms-swift's, TRL's, transformers' or accelerate's own, in a subclass, by assignment or

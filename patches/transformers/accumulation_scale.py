@@ -49,15 +49,16 @@ PATCH = Patch(
     bug="the gradient is multiplied by accumulation steps and ranks (in 5.2.0 to 5.5.3 a causal LM's is divided)",
     when="gradient accumulation or several ranks; T5, BERT, classifiers, others with **kwargs; mixtures of experts",
     symptom="""\
-`Trainer` with `gradient_accumulation_steps` above 1 trains T5, BART, BERT (masked LM too), DeBERTa and every
-classifier on a gradient that is too large by the number of steps, and on several ranks also by the number of ranks:
-with eight steps on eight GPUs, by 64. Llama's and Qwen's classifiers are affected since 4.54.0, the others since
-5.0.0; with label smoothing causal LMs too, until 5.14.1; models that take `**kwargs` and are trained without `labels`,
-until 4.52.4; and TRL 1.5's PRMTrainer and GKDTrainer. The auxiliary loss of a mixture of experts counts once for every
-micro-batch. No error. The logged loss is too large by the same factor; Adam and clipping hide that of the gradient.
+`Trainer` with `gradient_accumulation_steps` above 1 trains T5, BART, BERT (masked LM too), DeBERTa and every classifier
+on a gradient that is too large by the number of steps, and on several ranks also by the number of ranks: with eight
+steps on eight GPUs, by 64. Llama's and Qwen's classifiers are affected since 4.54.0, the others since 5.0.0. Causal LMs
+with label smoothing are affected until 5.14.1, and models that take `**kwargs` and are trained without `labels` until
+4.52.4. TRL 1.5's PRMTrainer and GKDTrainer are affected too. The auxiliary loss of a mixture of experts counts once for
+every micro-batch. No error. The logged loss is too large by the same factor. Adam and clipping hide the factor of the
+gradient.
 
-In 5.2.0 to 5.5.3 the reverse holds: a causal LM's gradient is too **small** by the number of steps, without any sign
-in the log, while the gradient of the other models is right, and their logged loss is wrong.""",
+In 5.2.0 to 5.5.3 the reverse holds: a causal LM's gradient is too **small** by the number of steps, and the log does
+not show it. The gradient of the other models is right, but their logged loss is wrong.""",
     cause="""\
 `Trainer` assumes that a forward which takes `**kwargs` divides its loss by `num_items_in_batch`, the number of tokens
 of all micro-batches. So `training_step` does not divide by the number of micro-batches, and with
@@ -130,8 +131,8 @@ last window of an epoch counts as if it were complete, as it does in these relea
     changes_numbers="""\
 T5, BERT, classifiers and similar models were trained on a gradient that was multiplied by the accumulation steps and
 the ranks (since 4.54.0 or 5.0.0), causal LMs in 5.2.0 to 5.5.3 on a gradient that was divided by the accumulation
-steps. With the patch both have the size that one large batch gives. With Adam the learning rate keeps its meaning,
-unless `max_grad_norm` clipped the larger gradient, or epsilon matters; with SGD multiply the learning rate by that
+steps. With the patch both have the size that one large batch gives. With Adam the tuned learning rate still fits,
+unless `max_grad_norm` clipped the larger gradient, or epsilon matters. With SGD multiply the learning rate by that
 factor (divide it for models that 5.2.0 to 5.5.3 trained). Review clipping and learning rate of a run that was tuned
 without the patch; you can continue to train its checkpoints.""",
     conditions=(

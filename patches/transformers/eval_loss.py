@@ -57,7 +57,7 @@ def _changes(returned: str, alongside: tuple[str, ...] = (), unless: tuple[str, 
 
 PATCH = Patch(
     name="transformers-eval-loss",
-    summary="`eval_loss` on several ranks is the mean that it is on one rank",
+    summary="`eval_loss` on several ranks equals that of one rank",
     harm="wrong metric",
     bug="eval_loss is multiplied by the number of ranks, or weighted by tokens of other samples",
     when="evaluation on several ranks",
@@ -65,9 +65,9 @@ PATCH = Patch(
 `Trainer.evaluate()` and `predict()` on several ranks, and trainers that use its `compute_loss` (TRL's SFT), report a
 loss that depends on the number of ranks. For T5, BERT's classifiers and other models that ignore `num_items_in_batch`,
 2 ranks report twice the loss, 8 ranks 8 times. For causal language models each step's loss is weighted by tokens. The
-last step, which is filled up with samples that do not count, may be far off: three sequences with losses of 3.634,
-3.432 and 3.436 have an `eval_loss` of 3.501 on one rank, and 4.372 on two. `load_best_model_at_end` and early stopping
-use this loss. No error.""",
+last step, which is filled up with samples that do not count, may have a large error: three sequences with losses of
+3.634, 3.432 and 3.436 have an `eval_loss` of 3.501 on one rank, and 4.372 on two. `load_best_model_at_end` and early
+stopping use this loss. No error.""",
     cause="""\
 Since 4.57.0 an evaluation step counts the tokens of all ranks, as a training step does, and `compute_loss` multiplies
 by the number of ranks. This is right for gradients, which are averaged over ranks afterwards. Losses in evaluation are
@@ -83,15 +83,15 @@ count, too. A batch without any label counts as a loss of 0, as before; 5.23.0 l
 
 On one rank, in training, and with `average_tokens_across_devices=False` nothing changes; predictions and metrics stay
 what they are. A trainer that overrides `compute_loss` or `prediction_step` is left as released, whether it passes the
-count on or scales by itself; the patch knows and repairs TRL's `SFTTrainer`. With a count of its own nothing changes.
-Context and sequence parallelism are left as released.
+count on or scales by itself; the patch knows and repairs TRL's `SFTTrainer`. If a trainer passes a count of its own,
+nothing changes. Context and sequence parallelism are left as released.
 
 The patch cannot see code around `evaluate()`, or a `compute_loss_func`, that divides by the number of ranks itself.
 With the patch its loss is too small by that number: remove the division.
 
-Not repaired: if the last batch that counts is filled up only in part, its samples have the mean of the whole batch,
-including the samples that fill it up: of 13 samples in batches of 2 this affects one; `eval_loss` is 3.4756 instead of
-one rank's 3.4727.""",
+Not repaired: the last batch that counts, if it is filled up only in part. Its samples then have the mean of the whole
+batch, including the samples that fill it up. Of 13 samples in batches of 2 this affects one: `eval_loss` is 3.4756
+instead of one rank's 3.4727.""",
     references=(
         "https://github.com/huggingface/transformers/issues/35078",
         "https://github.com/huggingface/transformers/pull/41183",

@@ -41,12 +41,12 @@ PATCH = Patch(
     bug="resuming and load_best_model_at_end do not restore experts and routers, or a vision-language model",
     when="resume_from_checkpoint or load_best_model_at_end, and Mixtral, Qwen3-MoE, Qwen2.5-VL or similar models",
     symptom="""\
-`Trainer.train(resume_from_checkpoint=...)`, or `load_best_model_at_end=True`, for a model whose weights transformers
-converts when it saves them. For Mixtral, Qwen3-MoE and other mixtures of experts (transformers 5), attention comes
-from the checkpoint, but experts and routers are those of the model that the trainer was given, and the optimizer's
-moments belong to other weights. The loss jumps back. The best model at the end has the experts of the last step. For
-Qwen2.5-VL and other vision-language models (since 4.52.0) nearly every weight is affected. No error; the log contains
-"There were missing keys in the checkpoint model loaded".""",
+The bug affects `Trainer.train(resume_from_checkpoint=...)` and `load_best_model_at_end=True`, for a model whose weights
+transformers converts when it saves them. For Mixtral, Qwen3-MoE and other mixtures of experts (transformers 5),
+attention comes from the checkpoint, but experts and routers are those of the model that the trainer was given, and the
+optimizer's moments belong to other weights. The loss jumps back. The best model at the end has the experts of the last
+step. For Qwen2.5-VL and other vision-language models (since 4.52.0) nearly every weight is affected. No error; the log
+contains "There were missing keys in the checkpoint model loaded".""",
     cause="""\
 `save_pretrained` writes the Hub's names and shapes: separate experts, which are one tensor in the model.
 `from_pretrained` converts them back. `_load_from_checkpoint` and `_load_best_model` do not: they pass the file's
@@ -63,7 +63,7 @@ holds for models that are not transformers' own classes (a PEFT model, a compile
 DTensors, and for pickled shards. Under FSDP and DeepSpeed the trainer loads what these have saved, unconverted: the
 bug does not occur.
 
-A checkpoint is complete and needs no repair. Resume again a run that was resumed without the patch.""",
+The checkpoints are complete and need no repair. If you have resumed a run without the patch, resume it again.""",
     references=(
         "https://github.com/huggingface/transformers/issues/48805",
         "https://github.com/huggingface/transformers/issues/43701",
@@ -82,7 +82,7 @@ A checkpoint is complete and needs no repair. Resume again a run that was resume
     changes_numbers="""\
 Since 5.0.0, resuming a mixture of experts, or loading its best checkpoint at the end, has not loaded the experts and
 routers: they kept their initial values, or those of the last step. Since 4.52.0 the same has happened to most weights
-of a vision-language model. With the patch these are the checkpoint's. Resume from the checkpoint before the first such
-interruption; a best model that was saved at the end is in its checkpoint's folder.""",
+of a vision-language model. With the patch these weights come from the checkpoint. Resume from the checkpoint before the
+first such interruption; a best model that was saved at the end is in its checkpoint's folder.""",
     conditions=(Condition(f"{_TRAINER}._load_from_checkpoint"), Condition(f"{_TRAINER}._load_best_model")),
 )

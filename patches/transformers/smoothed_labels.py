@@ -9,7 +9,7 @@ _IS_CAUSAL = f"model_name in {_NAMES}"
 
 PATCH = Patch(
     name="transformers-smoothed-labels",
-    summary="label smoothing of a causal model that is compiled or under FSDP2 shifts the labels",
+    summary="label smoothing shifts the labels of a causal model that is compiled or under FSDP2",
     harm="wrong gradient",
     bug="the model is trained to repeat its input: labels are not shifted",
     when="label_smoothing_factor, with torch_compile, FSDP2 or PEFT's prefix tuning, and a causal model",
@@ -19,19 +19,20 @@ PATCH = Patch(
 `torch_compile=True`, with a model that was compiled before, under FSDP2, or with PEFT's prefix tuning. The model
 learns to repeat its input. No error.""",
     cause="""\
-With label smoothing `Trainer.compute_loss` computes the loss itself, and shifts the labels if the name of the model's
-class is among those of causal models. It reads the wrapper's class: that of a compiled model is `OptimizedModule`,
-that of FSDP2 `FSDPLlamaForCausalLM`, and with prefix tuning it reads the model's own `model`, `LlamaModel`.""",
+With label smoothing `Trainer.compute_loss` computes the loss itself, and shifts the labels if the name of the
+model's class is among those of causal models. It reads the class of the wrapper instead: `OptimizedModule` for a
+compiled model, `FSDPLlamaForCausalLM` for FSDP2. With prefix tuning it reads the class of the model's own `model`,
+`LlamaModel`.""",
     repair="""\
 If that name is not among the causal models', the patch also looks up the name of the class within the wrappers:
-`torch.compile`, DDP, FSDP2 and PEFT, also nested. Nothing is unwrapped, only read. The gradient is then that of the
-model without the wrapper.
+`torch.compile`, DDP, FSDP2 and PEFT, also nested. The patch only reads the wrappers, and unwraps nothing. The gradient
+is then that of the model without the wrapper.
 
 Without label smoothing the patch looks up nothing; if the name is a causal model's, nothing changes. Encoder-decoders
 and classifiers stay bit for bit what they are, wrapped or not. The labels of your own class under another name, and of
 vision-language models whose names are in another list (Qwen2.5-VL), are not shifted, as released. A `compute_loss` or a
-`label_smoother` that is not transformers' or TRL's own may shift labels itself: all is left as released, and rank 0
-logs one line.""",
+`label_smoother` that is not transformers' or TRL's own may shift labels itself: then everything stays as released, and
+rank 0 logs one line.""",
     references=(
         "https://github.com/huggingface/transformers/issues/17960",
         "https://github.com/huggingface/transformers/issues/27161",

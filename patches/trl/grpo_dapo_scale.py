@@ -34,8 +34,8 @@ Not repaired: the experimental trainers that have their own such sum (PAPO, GSPO
 by other numbers. The patch does not change a `training_step`, `compute_loss`, `_compute_loss`, `_prepare_inputs`,
 `_generate_and_score_completions`, `_generate` or `accelerator.backward` that is not TRL's, transformers' or
 accelerate's own (in a subclass, by assignment or within a decorator), and logs its name in one line on rank 0. Such
-code may correct the size already. So may a training loop, a `_clip_grad_norm` or a hook of a parameter's gradient of
-your own: with these, too, all is left as released.""",
+code may correct the size already. Your own training loop, `_clip_grad_norm` or a hook of a parameter's gradient may do
+so as well: with these, too, the patch changes nothing.""",
     changes_numbers="""\
 Since TRL 0.22.0, GRPO with a dapo, cispo or vespo loss, S `steps_per_generation` and A `gradient_accumulation_steps`
 other than S, trained on gradients A / S times their size, and logged such gradient norms. With the patch gradients

@@ -31,7 +31,7 @@ PATCH = Patch(
     name="trl-grpo-truncated-count",
     summary="GRPO's dapo, cispo and vespo losses are means over the trained tokens, without the truncated ones",
     harm="wrong gradient",
-    bug="with mask_truncated_completions the loss is too small, by the share of the tokens of truncated completions",
+    bug="with mask_truncated_completions the loss is too small, by the truncated completions' share of all tokens",
     when="GRPOTrainer with mask_truncated_completions and loss_type dapo (the default), cispo or vespo",
     excluded_by=(
         "mask_truncated_completions=false|absent",
@@ -46,23 +46,23 @@ truncated completions, which are the longest, loss and gradient are half of thei
 These losses are sums over the trained tokens, divided by `num_items_in_batch`. The trainer counts `num_items_in_batch`
 after generation, before it masks truncated completions.""",
     repair="""\
-With `mask_truncated_completions`, the patch counts `num_items_in_batch` again after the masking: the tokens of all
-ranks that the loss sums over, as in 1.9.0, with one collective per generation. Without `mask_truncated_completions`
-nothing changes, and if no completion is truncated all numbers stay bit for bit identical. If all completions are
-truncated, the loss stays 0. Tokens of tools and environments stay excluded, as before. With `trl-grpo-dapo-scale` both
-factors are right.
+With `mask_truncated_completions`, the patch counts `num_items_in_batch` again after the masking, as 1.9.0 does. It
+counts the tokens that the loss sums over, on all ranks, with one collective per generation. Without
+`mask_truncated_completions` nothing changes, and if no completion is truncated all numbers stay bit for bit identical.
+If all completions are truncated, the loss stays 0. Tokens of tools and environments stay excluded, as before.
+`trl-grpo-dapo-scale` repairs another factor of the same loss. If both patches are applied, both factors are right.
 
 Not repaired: the experimental trainers that have their own copy of this method (DPPO, GFPO, the one with a replay
 buffer), and Liger's loss, which divides by other numbers. The patch does not change a `training_step`, `compute_loss`,
 `_compute_loss`, `_prepare_inputs`, `_generate_and_score_completions`, `_generate` or `accelerator.backward` that is not
 TRL's, transformers' or accelerate's own, and logs its name in one line on rank 0. Such code may exclude the truncated
-tokens already. So may a training loop, a `_clip_grad_norm` or a hook of a parameter's gradient of your own: with these,
-too, all is left as released.""",
+tokens already. Your own training loop, `_clip_grad_norm` or a hook of a parameter's gradient may do so as well: with
+these, too, the patch changes nothing.""",
     changes_numbers="""\
 Since TRL 0.22.0, GRPO with `mask_truncated_completions` and a dapo, cispo or vespo loss trained on gradients that were
-too small by the share of tokens in truncated completions, a different one in each batch, and logged such losses and
-norms. With the patch batches have equal weight. If a run was tuned without the patch, it may need a lower learning
-rate or clipping threshold, by the average of that share.""",
+too small by the truncated completions' share of all tokens. The share differs from batch to batch. The logged losses
+and norms were too small as well. With the patch batches have equal weight. If a run was tuned without the patch, it may
+need a lower learning rate or clipping threshold, by the average of that share.""",
     references=(
         "https://github.com/huggingface/trl/issues/6369",
         "https://github.com/huggingface/trl/pull/6439",

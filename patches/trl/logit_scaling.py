@@ -30,7 +30,7 @@ PATCH = Patch(
     name="trl-logit-scaling",
     summary="TRL's own output heads scale logits as the model's forward does",
     harm="wrong gradient",
-    bug="losses and log-probabilities are those of logits without the model's own factor or cap",
+    bug="losses and log-probabilities come from logits without the model's own factor or cap",
     when=(
         "Granite, Falcon-H1, MiniCPM3 or HyperCLOVA X in SFT (loss_type chunked_nll, the default since 1.7.0), and with"
         " use_liger_kernel in 1.14; Inkling, RecurrentGemma and xLSTM in these and in all trainers since 1.15.0"
@@ -39,8 +39,8 @@ PATCH = Patch(
     symptom="""\
 The loss of SFT starts far above what the model's own forward gives, or log-probabilities of a policy are far from those
 of its rollouts. Granite 3 has `logits_scaling` 8 or more, so its logits are that many times too large: softmax is
-nearly one-hot, the loss is several times too large, and training moves the model towards other logits than those that
-it generates with. There is no error. `loss_type="nll"` is not affected before 1.15.0.""",
+nearly one-hot, and the loss is several times too large. Training then fits logits that the model does not use when it
+generates. There is no error. `loss_type="nll"` is not affected before 1.15.0.""",
     cause="""\
 To save memory, TRL multiplies the backbone's hidden states by the weight of the output head itself. It then applies
 `logit_scale` (Cohere) and `final_logit_softcapping` (Gemma) of the model's config, and since 1.15.0 also
@@ -48,10 +48,10 @@ To save memory, TRL multiplies the backbone's hidden states by the weight of the
 HyperCLOVA X) and `lm_head_multiplier` (Falcon-H1) before 1.15.0; `logits_mup_width_multiplier` (Inkling),
 `logits_soft_cap` (RecurrentGemma) and `output_logit_soft_cap` (xLSTM) up to 1.16.0.""",
     repair="""\
-Where TRL reads these two settings, the patch reads those of the model's class, if the class whose forward the model has
-is transformers' own. `logit_scale` and `final_logit_softcapping` of a config have precedence, so a run in which you
-have set `logit_scale = 1 / logits_scaling` does not change. A model with your own `forward`, or with code of the hub,
-stays as released.
+Where TRL reads these two settings, the patch reads the settings of the model's class. It does so if the model has the
+forward of a class of transformers. `logit_scale` and `final_logit_softcapping` of a config have precedence, so a run in
+which you have set `logit_scale = 1 / logits_scaling` does not change. A model with your own `forward`, or with code of
+the hub, stays as released.
 
 Not repaired: vision-language models whose text config has a factor or a cap that their own forward does not apply
 (Llava with Gemma 2, Cohere2Vision); `DistillationTrainer`, asynchronous GRPO and asynchronous distillation; Liger's own
@@ -62,8 +62,8 @@ before 1.15.0 use `loss_type="nll"` for these.""",
 From 1.7.0 to 1.14.2, SFT trained these models with the loss of logits that were `logits_scaling` times too large, or
 `1 / lm_head_multiplier` times. Releases since 1.4.0 did the same with `loss_type="chunked_nll"`, and 1.14.0 to 1.14.2
 in DPO, KTO and GRPO with `use_liger_kernel`. With the patch, losses and log-probabilities are those of the model's own
-forward, from the next start on. Do not continue such a run: its weights were moved to make up for the missing factor.
-Start again from the base model.""",
+forward, from the next start on. Do not continue such a run: its weights have adapted to the missing factor. Start again
+from the base model.""",
     references=("https://github.com/huggingface/trl/blob/v1.16.0/trl/trainer/utils.py",),
     variants=(
         Variant(Guard("trl", ">=1.4.0,<1.11.0"), _read(_SFT, "model", default="1.0", function="scale_or_one")),

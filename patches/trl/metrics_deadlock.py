@@ -114,18 +114,18 @@ PATCH = Patch(
     symptom="""\
 `GRPOTrainer` or `RLOOTrainer` on several ranks hangs, until the process group's timeout, after a reward function has
 called `log_metric` or `log_extra` on some ranks and not on others: for one kind of prompt, or when parsing failed. If
-ranks have logged equal numbers of names, but different names, the run continues: the trainer reports the mean of rank
-0's metric and rank 1's under each one's name.""",
+ranks have logged equal numbers of names, but different names, the run continues, and the trainer averages different
+metrics: it reports the mean of rank 0's metric and rank 1's metric under both names.""",
     cause="""\
 After each generation, every rank gathers once for each name that it has logged itself. A rank that has logged fewer
 names enters fewer collectives than the others. If ranks have logged different names, their collectives mix these
 names.""",
     repair="""\
-The patch gathers names and values together, once for columns and once for metrics, whatever was logged. A metric is
-the mean of all values that any rank has logged; TRL's is the mean of the ranks' means, which differs if ranks have
-logged different numbers of values. A vector counts as its mean, and a value that is not a number raises `TypeError` on
-every rank. In a column, a rank that has not logged it has None for each of its samples. TRL 1.14.0 does the same, but
-accepts no vectors.""",
+The patch gathers names and values together, once for columns and once for metrics, whatever the ranks have logged. A
+metric is the mean of all values that any rank has logged; TRL's is the mean of the ranks' means, which differs if ranks
+have logged different numbers of values. A vector counts as its mean, and a value that is not a number raises
+`TypeError` on every rank. If a rank has not logged a column, the samples of this rank have None in it. TRL 1.14.0 does
+the same, but accepts no vectors.""",
     references=(
         "https://github.com/huggingface/trl/issues/7310",
         "https://github.com/huggingface/trl/pull/7311",

@@ -65,9 +65,9 @@ PATCH_SERVER = Patch(
     when='OnlineDPOTrainer with use_vllm and vllm_mode="server"',
     excluded_by=_SERVER,
     symptom="""\
-`OnlineDPOTrainer` with a vLLM server trains on completions of one token, which are the first tokens of one completion,
-and computes rewards for them. It generates nothing for one of every two prompts. On several ranks the run may hang.
-TRL up to 0.25.1 raises `ValueError: too many dimensions 'str'`.""",
+`OnlineDPOTrainer` with a vLLM server trains on completions of one token each, and computes rewards for them. These
+tokens are the first ones of a single completion. It generates nothing for one of every two prompts. On several ranks
+the run may hang. TRL up to 0.25.1 raises `ValueError: too many dimensions 'str'`.""",
     cause="""\
 The trainer treats every second prompt as a copy of the previous prompt, but this trainer makes no copies. It flattens
 the server's list of completions once more, so it treats tokens as completions; up to 0.25.1 it flattens the whole

@@ -40,23 +40,24 @@ PATCH = Patch(
     excluded_by=("ignore_data_skip=true",),
     symptom="""\
 `GRPOTrainer`, `RLOOTrainer` and the others with their sampler (GOLD, Distillation, SDPO, SDFT, SSD, IW-OPD), resumed
-from a checkpoint in the second epoch or a later one, continue in the first epoch's order. The run skips the prompts at
-the front of this order, although the epoch has had others: some prompts come twice in the epoch, others never. The
-following epochs use the second epoch's order, the third's, and so on. No error: only the reward curve differs.""",
+from a checkpoint in the second epoch or a later one, continue in the first epoch's order. The run skips the first
+prompts of this order, although the epoch has already had others. So some prompts come twice in the epoch, and others
+never. The following epochs use the second epoch's order, the third's, and so on. No error: only the reward curve
+differs.""",
     cause="""\
 `RepeatSampler` draws the order of each epoch from a generator that is seeded once, when the sampler is created. The
 sampler does not know the epoch: it has no `set_epoch`, and `Trainer` skips finished epochs without a pass through the
 sampler. So the first order that a resumed run draws is that of the first epoch.""",
     repair="""\
 Before a resumed run draws its first order, the patch draws the orders of the finished epochs: as many as `Trainer`
-skips. That epoch and the following ones then have the prompts, and the order, of an uninterrupted run. A run that does
-not resume, or resumes in its first epoch, evaluation, `shuffle_dataset=False` and `ignore_data_skip=True` stay bit for
-bit identical.
+skips. The current epoch and the following ones then have the prompts, and the order, of an uninterrupted run. A run
+that does not resume, or resumes in its first epoch, evaluation, `shuffle_dataset=False` and `ignore_data_skip=True`
+stay bit for bit identical.
 
 Not repaired: a sampler of a subclass with its own `__init__` or `set_epoch`; a sampler that is not created in
-`_get_train_sampler`; streamed data sets, which have no sampler; loaders that sequence parallelism or a TPU has
-wrapped; and TRL 0.15 and 0.16, whose sampler is another class with the same bug. A checkpoint between two generations
-still loses completions that later steps were to use.""",
+`_get_train_sampler`; streamed data sets, which have no sampler; loaders that sequence parallelism or a TPU has wrapped;
+and TRL 0.15 and 0.16, whose sampler is another class with the same bug. A checkpoint between two generations still
+loses completions that later steps would have used.""",
     references=("https://github.com/huggingface/trl/blob/v1.16.0/trl/trainer/utils.py",),
     variants=(
         Variant(Guard("trl", ">=0.17.0,<0.22.0"), _changes(_MODULES[0])),

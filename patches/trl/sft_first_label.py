@@ -6,6 +6,7 @@ from typing import Any
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
+NO_PROOF = "a proof needs FlashAttention's kernels on a GPU, which the test replaces"
 _TARGET = "trl.trainer.sft_trainer:DataCollatorForLanguageModeling.torch_call"
 _FIXED = 'output["labels"][output["position_ids"] == 0] = -100'
 
@@ -60,22 +61,22 @@ PATCH = Patch(
     symptom="""\
 `SFTTrainer` with FlashAttention and `padding_free=True`, or `packing=True` with its default strategy, on language
 modeling data: loss and gradient include one extra target per example or document, the first token of whatever follows
-in the batch. The effect grows as examples get shorter; if all examples begin alike the model learns it soon. In 0.22.2
-and 0.23.0 with `padding_free` and `pad_to_multiple_of`, examples also attend to the examples before them. No error.
-Prompt-completion data is not affected.""",
+in the batch. The effect grows as examples get shorter; if all examples begin with the same token, the model soon learns
+to predict it after each end. In 0.22.2 and 0.23.0 with `padding_free` and `pad_to_multiple_of`, examples also attend to
+the examples before them. No error. Prompt-completion data is not affected.""",
     cause="""\
 The collator concatenates all examples of a batch into one row. The labels of that row are its tokens, including the
 first token of each example, and a causal model's loss compares each token's prediction with the next label. In 0.22.2
 and 0.23.0 the mask is zero where the row is padded; if the mask contains zeros, transformers splits the row by the
 mask and not by the positions.""",
     repair="""\
-In such rows the patch sets the labels to -100 where positions restart, as 0.23.1 does. Loss, gradient and the number
-of tokens that divides them then equal those of the separate examples. In 0.22.2 and 0.23.0 the patch sets the mask of
-rows with positions and `pad_to_multiple_of` to ones, as for rows without padding, so the positions decide;
-`num_tokens` includes the padding. Padded batches, completions, and attention other than FlashAttention stay bit for
-bit identical. So do a data set's own `labels`, if any of them differs from the token at its place: they may be shifted
-already. Not repaired: `padding_free` and packing without FlashAttention. TRL warns about
-these settings, and their examples attend to each other in these releases.""",
+In such rows the patch sets the labels to -100 where positions restart, as 0.23.1 does. Loss, gradient and the number of
+tokens that divides them then equal those of the separate examples. In 0.22.2 and 0.23.0 the patch sets the mask of rows
+with positions and `pad_to_multiple_of` to ones, as for rows without padding, so the positions decide; `num_tokens`
+includes the padding. Padded batches, completions, and attention other than FlashAttention stay bit for bit identical.
+So do a data set's own `labels`, if any of them differs from the token at its place: they may be shifted already. Not
+repaired: `padding_free` and packing without FlashAttention. With these settings examples attend to each other in these
+releases, and TRL warns.""",
     changes_numbers="""\
 Since TRL 0.19.0, SFT with FlashAttention, and padding_free or packing, trained on one wrong target per document. With
 the patch loss and gradient are means over different tokens, and are not comparable with earlier values; a resumed run

@@ -100,12 +100,12 @@ PATCH = Patch(
     when='vLLM with vllm_mode="colocate" and vllm_enable_sleep_mode',
     excluded_by=("vllm_enable_sleep_mode=false|absent", "use_vllm=false|absent"),
     symptom="""\
-`GRPOTrainer`, `RLOOTrainer` and other trainers with `vllm_mode="colocate"` and `vllm_enable_sleep_mode=True`. From TRL
-0.28.0 on, every completion comes from the model that training started from, however long training runs:
-`sampling/sampling_logp_difference` grows, and the reward does not improve. In 0.26.0 to 0.27.2 this affects each
+The bug affects `GRPOTrainer`, `RLOOTrainer` and other trainers with `vllm_mode="colocate"` and
+`vllm_enable_sleep_mode=True`. From TRL 0.28.0 on, every completion comes from the initial model, however long training
+runs. `sampling/sampling_logp_difference` grows, and the reward does not improve. In 0.26.0 to 0.27.2 this affects each
 generation that does not follow an optimizer step: with `steps_per_generation` below `gradient_accumulation_steps`,
-after a tool call, in all batches of an evaluation but the first, and in the step after it. In 0.25.0 and 0.25.1 these
-completions come from uninitialized memory. No error.""",
+after a tool call, in all batches of an evaluation except the first, and in the step after the evaluation. In 0.25.0 and
+0.25.1 these completions come from uninitialized memory. No error.""",
     cause="""\
 Sleep at level 2 drops vLLM's weights. Since 0.26.0 the trainer calls `reload_weights` after waking, which reads the
 weights from the checkpoint. Since 0.28.0 it does so after it has loaded the policy's weights, and overwrites them. If
@@ -126,7 +126,7 @@ itself.""",
     changes_numbers="""\
 Since TRL 0.25.0 with sleep mode at level 2, and for every completion since 0.28.0, GRPO and RLOO trained on samples
 from the initial model, with an importance ratio that grows and is clipped or truncated. With the patch training is
-on-policy. The tuning of a run without the patch hardly carries over.""",
+on-policy. Hyperparameters that were tuned without the patch rarely suit a run with it.""",
     references=(
         "https://github.com/huggingface/trl/issues/5312",
         "https://github.com/huggingface/trl/pull/5313",

@@ -34,13 +34,12 @@ One line per figure, at level warning:
     trl-watch-rollouts: trainer and engine differ by 0.21 nats per sampled token at step 3 (limit 0.1). ...""",
     cause="""\
 Log-probabilities that differ: vLLM samples with other weights than the trainer's, from another distribution
-(temperature, a part of the vocabulary), or for another row's prompt. No patch repairs one cause, up to 1.16.0: with
+(temperature, a part of the vocabulary), or for another row's prompt. One cause has no patch, up to 1.16.0: with
 `top_p`, `top_k` or `min_p`, vLLM normalizes its log-probabilities over the tokens that these settings keep, and the
 trainer normalizes over the whole vocabulary (TRL #6789), so the ratio of the two is too small for every token. Avoid
-these settings, or set `vllm_importance_sampling_correction=False`. Structured outputs
-(`vllm_structured_outputs_regex`, or `generation_kwargs`) have the same effect and a larger one, 4.8 nats in one run,
-and no patch repairs them either: vLLM chooses among the tokens that they allow. The warning names structured outputs
-first.
+these settings, or set `vllm_importance_sampling_correction=False`. Structured outputs (`vllm_structured_outputs_regex`,
+or `generation_kwargs`) have the same effect, but a larger one (4.8 nats in one run), and no patch repairs it either:
+vLLM chooses among the tokens that they allow. The warning names structured outputs first.
 
 Completions that are all alike: engines share a seed, or each request has the same seed (`generation_kwargs={"seed":
 1}` on a colocated engine). Completions of one token, or too many tokens: lists of tokens were split, or a limit was

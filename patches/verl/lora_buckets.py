@@ -76,9 +76,9 @@ The engine's worker calls `add_lora` with each bucket, under one id. vLLM does n
 that it already knows, so all buckets but the first are lost.""",
     repair="""\
 The patch copies the tensors of an adapter out of the buckets and calls `add_lora` once with all of them, as in 0.9.0.
-Until then all copies are in the worker's memory. A worker whose `_update_weights` is not verl's own gets the buckets as
-released, because it may add them up itself; rank 0 logs one warning. Weights that do not belong to an adapter are
-loaded bucket by bucket, as before.""",
+Until this call all copies are in the worker's memory. A worker whose `_update_weights` is not verl's own gets the
+buckets as released, because it may add them up itself; rank 0 logs one warning. Weights that do not belong to an
+adapter are loaded bucket by bucket, as before.""",
     changes_numbers="""\
 In verl 0.7.1 and 0.8.0, runs with an adapter larger than a bucket were trained on samples of another policy. With the
 patch they are on-policy. A resumed run continues with samples of its own policy.""",

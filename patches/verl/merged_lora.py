@@ -16,8 +16,8 @@ PATCH = Patch(
     excluded_by=("actor_rollout_ref.model.lora.merge=false|absent",),
     symptom="""\
 With `actor.strategy=fsdp2` and `model.lora.merge=True` every weight update sends the base model to the engine, without
-LoRA: all rollouts are the base model's, rewards do not rise, and the gap between the trainer's log-probabilities and
-the engine's (`training/rollout_probs_diff_mean`) grows with every step. There is no error. With `strategy=fsdp`, or
+LoRA: all rollouts come from the base model, rewards do not rise, and the gap between the trainer's log-probabilities
+and the engine's (`training/rollout_probs_diff_mean`) grows with every step. There is no error. With `strategy=fsdp`, or
 with adapters that are sent separately (`merge=False`), rollouts are right.""",
     cause="""\
 `get_per_tensor_param` merges LoRA, calls `state_dict()`, and restores the base model before it returns an iterator over
@@ -25,11 +25,10 @@ these tensors, which are gathered one by one as the engine requests them. FSDP2'
 tensors are the parameters, and the parameters hold the base model again.""",
     repair="""\
 With LoRA, `merge` and FSDP2, the patch merges LoRA when the engine requests the first tensor, and restores the base
-model after the last tensor, as in 0.9.0, or when the iterator is closed early. It copies a tensor where that tensor
-still shares a parameter's memory when it is yielded, so that the copy stays merged afterwards. Upstream's code, which
-the patch calls, decides on parameters, offload and quantization. Runs without LoRA, with adapters that are sent
-separately, or with FSDP1, whose `state_dict()` makes copies, are not affected. Not repaired: DoRA, which verl does not
-merge on FSDP2 or on FSDP1.""",
+model after the last tensor, as in 0.9.0, or when the iterator is closed early. If a tensor shares a parameter's memory,
+the patch yields a copy, which stays merged afterwards. Upstream's code, which the patch calls, decides on parameters,
+offload and quantization. Runs without LoRA, with adapters that are sent separately, or with FSDP1, whose `state_dict()`
+makes copies, are not affected. Not repaired: DoRA, which verl does not merge on FSDP2 or on FSDP1.""",
     changes_numbers="""\
 Since verl 0.7.1, runs with FSDP2 and `lora.merge=True` were trained on samples of the base model. With the patch they
 are on-policy. A resumed run continues with samples of its trained policy.""",

@@ -52,7 +52,8 @@ PATCH = Patch(
     symptom="""\
 All vLLM replicas start with the same seed, 0, and draw the same random numbers as long as their batches have the same
 sizes. Two samples of a prompt on two replicas, at the same position of such batches, are equal, token by token: there
-are fewer different samples than requested. A more even load makes more of them equal. There is no error.""",
+are fewer different samples than requested. The more evenly the load is distributed, the more samples are equal. There
+is no error.""",
     cause="""\
 `launch_server` starts each vLLM replica with the same `--seed`, the configuration's or 0. vLLM seeds the device's
 generator with it, and uses this generator for every request without a seed of its own.""",
@@ -60,9 +61,9 @@ generator with it, and uses this generator for every request without a seed of i
 The patch adds the replica's rank to the seed, as in 0.7.1. The seed of the first replica does not change. A seed in
 `engine_kwargs.vllm` is the user's for all replicas, and stays. Runs are as reproducible as before.
 
-Where vLLM runs within the trainer's ranks (`init_hybrid`), nothing changes, and replicas draw the same numbers if
-`free_cache_engine` is on: there vLLM's seed also seeds the trainer's own generators, and the generators of ranks that
-train one model together must not differ. From 0.7.1 on vLLM has processes of its own.""",
+Where vLLM runs within the trainer's ranks (`init_hybrid`), nothing changes: there vLLM's seed also seeds the trainer's
+own generators, and the generators of ranks that train one model together must not differ. So these replicas still draw
+the same numbers if `free_cache_engine` is on. From 0.7.1 on vLLM has processes of its own.""",
     changes_numbers="""\
 From verl 0.6.0 to 0.7.0, replicas other than the first draw new samples with the patch: their distribution is the same,
 and they depend less on each other. Runs with one replica keep their numbers.""",

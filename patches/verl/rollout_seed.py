@@ -91,10 +91,10 @@ that has a seed from a separate generator, so requests with the same prompt and 
     repair="""\
 The seed of a request becomes a hash of that seed, the step of the weights, the request's id, and the prompt's tokens,
 which distinguish turns. verl builds the id from the sample's position in the batch. verl's default trainer
-(`trainer.use_v1`) sets no position, and all samples are `det-0`. For this trainer the patch adds the step, the row's
-`index` in the data set and the number of the sample within its prompt to the id, so that the router also spreads the
-samples over the replicas. The seed is the same in every run, as before. A seed that a caller has set stays, and so does
-the seed of a request whose id is not verl's own for such runs. Without `full_determinism` nothing changes. Not
+(`trainer.use_v1`) sets no position, so the id of every sample is `det-0`. For this trainer the patch adds the step, the
+row's `index` in the data set and the number of the sample within its prompt to the id, so that the router also spreads
+the samples over the replicas. The seed is the same in every run, as before. A seed that a caller has set stays, and so
+does the seed of a request whose id is not verl's own for such runs. Without `full_determinism` nothing changes. Not
 repaired: SGLang's deterministic inference, which is another setting; conversations with tools in 0.9.0, whose ids are
 random; rows with the same prompt and no `index`, which draw equal samples.""",
     changes_numbers="""\

@@ -120,7 +120,7 @@ policy samples, and is trained, on conversations that no template renders. When 
 error.""",
     cause="""\
 Generation stops at the token that closes a turn, `<|im_end|>`. verl renders the next turn by itself, and its tokens
-begin with `<|im_start|>`. The newline between the two belongs to neither.""",
+begin with `<|im_start|>`. Neither of the two contains the newline between them.""",
     repair="""\
 The patch puts the separator before the tokens of a tool's or a user's turn, with mask 0 and log-probability 0, and
 counts it for the length of the response, as in 0.9.0. It renders five short conversations to detect the separator, and
@@ -132,8 +132,8 @@ well. Not repaired: models with a processor in 0.6.1, where the system prompt is
 0.9.1, which knows the separator of a few model types and drops the separator again with others.""",
     changes_numbers="""\
 Since verl 0.5.0, multi-turn rollouts with tools missed one token at each turn border. With the patch conversations are
-those of the template, and rewards and losses change accordingly. The first steps of a policy that was trained without
-the patch are slightly off its distribution, as in 0.9.0.""",
+those of the template, and rewards and losses change accordingly. In the first steps, conversations differ slightly from
+those that a policy was trained on without the patch, as in 0.9.0.""",
     references=(
         "https://github.com/verl-project/verl/issues/6501",
         "https://github.com/verl-project/verl/pull/6921",

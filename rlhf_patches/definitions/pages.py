@@ -19,6 +19,8 @@ from .patch import Advice, Patch, Watch
 from .registry import BUILT_IN
 
 _WIDTH = 120
+_LOWERCASE = ("accelerate", "ms-swift", "slime", "torch", "transformers", "verl")
+"""Packages whose names begin with a small letter, also at the beginning of a sentence."""
 
 
 def page(patch: KnownBug, plugin: str = BUILT_IN, proof: str = "") -> str:
@@ -31,13 +33,13 @@ def page(patch: KnownBug, plugin: str = BUILT_IN, proof: str = "") -> str:
     """
     parts = [
         f"# {patch.name}",
-        patch.summary + ".",
+        _sentence(patch.summary),
         *_at_a_glance(patch),
         *([] if plugin == BUILT_IN else [f"The plugin {plugin} provides this patch."]),
         *_of_kind(patch),
-        *(["## Try it here", _prose(proof)] if proof else []),
+        *(["## Proof", _prose(proof)] if proof else []),
         "## Removal",
-        wrapped(patch.obsolete_when[0].upper() + patch.obsolete_when[1:] + "."),
+        wrapped(_sentence(patch.obsolete_when)),
         "## References",
         "\n".join(f"- <{reference}>" for reference in patch.references),
     ]
@@ -59,9 +61,9 @@ def _at_a_glance(patch: KnownBug) -> list[str]:
 
 def _of_patch(patch: Patch) -> list[str]:
     return [
-        "## What you see without it",
+        "## What you see without the patch",
         _prose(patch.symptom),
-        "## Why upstream does that",
+        "## Cause",
         _prose(patch.cause),
         "## What the patch changes",
         _prose(patch.repair),
@@ -91,7 +93,7 @@ def _of_watch(watch: Watch) -> list[str]:
     return [
         "## What it logs",
         _prose(watch.symptom),
-        "## What it is a sign of",
+        "## Possible causes",
         _prose(watch.cause),
         "\n".join(f"- [{name}]({name}.md)" for name in watch.points_to),
         "## What it reads",
@@ -106,7 +108,7 @@ def _of_watch(watch: Watch) -> list[str]:
         "## Where it applies",
         wrapped(
             f"Distribution `{watch.distribution}`, versions {_ranges(watch)}, if the functions' signatures match. "
-            "A copy without metadata (a git checkout) counts."
+            "In a copy without metadata (a git checkout), the signatures alone decide."
         ),
         _switch(watch),
     ]
@@ -117,36 +119,36 @@ def _of_advice(advice: Advice) -> list[str]:
         "This is an advice: **there is no repair**. `apply()` recognizes the code and logs a warning.",
         "## What you see",
         _prose(advice.symptom),
-        "## Why upstream does that",
+        "## Cause",
         _prose(advice.cause),
         "## What to do",
         _prose(advice.what_to_do),
         "## Where it applies",
         wrapped(
-            f"Distribution `{advice.distribution}`, versions {_ranges(advice)}. A copy without metadata (a git "
-            "checkout) counts if the code is recognized."
+            f"Distribution `{advice.distribution}`, versions {_ranges(advice)}. In a copy without metadata (a git "
+            "checkout), the code alone decides."
         ),
         *_changes(advice),
-        f"Silence it with `RLHF_PATCHES_DISABLE={advice.name}`.",
+        f"Switch the warning off with `RLHF_PATCHES_DISABLE={advice.name}`.",
     ]
 
 
 def _switch(patch: Patch | Watch) -> str:
     state, variable = ("on", "ENABLE") if isinstance(patch, Patch) and patch.contested else ("off", "DISABLE")
-    return f"Switch it {state} with `RLHF_PATCHES_{variable}={patch.name}`."
+    return f"Switch the {patch.kind} {state} with `RLHF_PATCHES_{variable}={patch.name}`."
 
 
 def _contested(patch: Patch) -> str:
     return wrapped(
-        f"{patch.contested[0].upper()}{patch.contested[1:]}. The patch is **off by default**. Enable it by its name: "
+        f"{_sentence(patch.contested)} The patch is **off by default**. Enable it by its name: "
         "in `RLHF_PATCHES_ENABLE`, in `RLHF_PATCHES_ONLY`, or in `apply(only=...)`. Globs do not enable it."
     )
 
 
 def _where(patch: Patch) -> str:
     return wrapped(
-        f"Distribution `{patch.distribution}`, versions {_ranges(patch)}, only if the code "
-        "is recognized. A copy without metadata (a git checkout) is patched if the code is recognized."
+        f"Distribution `{patch.distribution}`, versions {_ranges(patch)}. The engine applies the patch only if it "
+        "recognizes the code. In a copy without metadata (a git checkout), the code alone decides."
     )
 
 
@@ -175,13 +177,13 @@ def _change(change: Change) -> str:
         module = change.target.partition(":")[0]
         return wrapped(f"`{module}` runs on every import:") + _fenced("python", [change.pattern])
     if isinstance(change, Shape):
-        return wrapped(f"`{change.target}` contains {_times(change.matches)}{_inside(change)}:") + _fenced(
+        return wrapped(f"`{change.target}` has {_matches(change.matches)} of this{_inside(change)}:") + _fenced(
             "python", change.pattern.splitlines()
         )
     if not isinstance(change, Rewrite):
         verb = "wrapped by" if isinstance(change, Wrap) else "replaced by"
         return wrapped(f"`{change.target}` is {verb} `{change.implementation}`.")
-    text = wrapped(f"In `{change.target}`, {_times(change.matches)}{_inside(change)}:")
+    text = wrapped(f"In `{change.target}`, {_matches(change.matches)}{_inside(change)}:")
     removed = (f"- {line}" for line in change.pattern.splitlines())
     added = (f"+ {line}" for line in change.replacement.splitlines())
     text += _fenced("diff", [*removed, *added])
@@ -224,8 +226,15 @@ def wrapped(sentence: str, width: int = _WIDTH) -> str:
     return lines.replace("\N{NO-BREAK SPACE}", " ")
 
 
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
+def _matches(count: int) -> str:
+    return "one match" if count == 1 else f"{count} matches"
+
+
+def _sentence(text: str) -> str:
+    """Return a field as a sentence; names and code at its beginning stay as they are."""
+    first = re.match(r"[a-z-]+(?=[\s,:])", text)
+    capital = first and first[0] not in _LOWERCASE
+    return f"{text[0].upper() + text[1:] if capital else text}."
 
 
 def bug(patch: KnownBug) -> str:
@@ -276,7 +285,7 @@ def _remarks(patch: KnownBug) -> str:
 def index(patches: Iterable[KnownBug]) -> str:
     """Return the list of all pages as Markdown: by harm, then by framework."""
     patches = sorted(patches, key=lambda patch: (patch.distribution, patch.name))
-    text = "# Patches\n\nGenerated from the patches' own fields by `make docs`; a test compares.\n"
+    text = "# Patches\n\n`make docs` generates this page from the patches' fields.\n"
     watches = [patch for patch in patches if isinstance(patch, Watch)]
     for harm in (*HARMS, ""):
         entries = [patch for patch in patches if patch.harm == harm and not isinstance(patch, Watch)]
@@ -284,7 +293,7 @@ def index(patches: Iterable[KnownBug]) -> str:
             heading = harm.capitalize() or "Harm not stated"
             text += f"\n## {heading}\n\n{_table(('bug', 'releases', 'what is wrong, and when'), entries)}"
     if watches:
-        text += "\n## Watches\n\nThey change nothing, and log once if a run shows a sign of such a bug.\n\n"
+        text += "\n## Watches\n\nA watch changes nothing. It logs one line if a run shows a sign of a bug.\n\n"
         text += _table(("watch", "releases", "what it reads"), watches)
     return text
 

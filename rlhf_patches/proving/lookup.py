@@ -63,15 +63,16 @@ def how_to_prove(patch: KnownBug) -> str:
     located = proof_of(patch)
     if located is None:
         why = why_none(patch)
-        return f"`rlhf-patches prove` has no proof of this patch{f': {why}' if why else ''}."
+        return f"`rlhf-patches prove` has no proof of this patch{f', because {why}' if why else ''}."
     proof = located.proof
-    cases = "; ".join(case.words or case.title for case in proof.cases if case.patch == patch.name)
+    cases = [case.words or case.title for case in proof.cases if case.patch == patch.name]
     ranks = f" on {proof.ranks} ranks" if proof.ranks > 1 else ""
-    needs = f" It needs {' and '.join(f'`{name}`' for name in proof.needs)} as well." if proof.needs else ""
+    needs = f" It also needs {' and '.join(f'`{name}`' for name in proof.needs)}." if proof.needs else ""
     return (
-        f"`rlhf-patches prove {patch.name}` runs the installed release without and with the patch, for about "
-        f"{proof.seconds} s{ranks}, and compares both with a reference: {cases}.{needs}"
-        f"{' With `--gpu` it runs on a GPU.' if proof.gpu else ''}"
+        f"`rlhf-patches prove {patch.name}` runs the installed release without and with the patch, and compares both "
+        f"with a reference. It takes about {proof.seconds} s{ranks}.{needs}"
+        f"{' With `--gpu` it runs on a GPU.' if proof.gpu else ''}\n\n"
+        f"{'Cases' if len(cases) > 1 else 'Case'}: {'; '.join(cases)}."
     )
 
 

@@ -24,7 +24,7 @@ RULE_COVERAGE = {
         "test_what_is_made_trainable_within_stays_so",
         "test_where_nothing_was_wrong_nothing_changes",
     ),
-    "a run without frozen parts is as it was": "test_where_nothing_was_wrong_nothing_changes",
+    "a run without frozen parts does not change": "test_where_nothing_was_wrong_nothing_changes",
 }
 WORKER = "tests.patches.peft.disable_adapter_restore_ranks"
 WAYS = ("once", "nested", "overlapping", "raising")

@@ -46,7 +46,7 @@ RULE_COVERAGE = {
         "test_where_nothing_is_wrong_or_known_nothing_changes",
     ),
     "left as released": "test_where_nothing_is_wrong_or_known_nothing_changes",
-    "With a count of its own nothing": "test_where_nothing_is_wrong_or_known_nothing_changes",
+    "a count of its own, nothing changes": "test_where_nothing_is_wrong_or_known_nothing_changes",
     "filled up only in part": "test_the_page_has_these_numbers",
 }
 #: float32 against float64.

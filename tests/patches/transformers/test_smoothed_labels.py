@@ -23,7 +23,7 @@ RULE_COVERAGE = {
     "bit for bit": "test_what_is_not_causal_stays",
     "the patch looks up nothing": "test_where_the_name_is_found_nothing_is_asked",
     "as released": ("test_what_is_not_causal_stays", "test_what_a_user_shifts_is_not_shifted_again"),
-    "Nothing is unwrapped, only read": "test_a_wrapped_model_is_only_read",
+    "only reads the wrappers, and unwraps nothing": "test_a_wrapped_model_is_only_read",
 }
 #: float32 against float64.
 TOLERANCE = 1e-5

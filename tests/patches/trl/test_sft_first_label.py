@@ -25,7 +25,7 @@ RULE_COVERAGE = {
 WORKER = "tests.patches.trl.sft_first_label_ranks"
 WRONG = ("padding_free", "packing", "padding_free, pad_to_multiple_of")
 SAME = ("padding_free, completions", "padded", "padding_free, sdpa")
-#: All is in float64 but for the loss, which transformers computes in float32; seen are 6e-8.
+#: Everything is in float64 except the loss, which transformers computes in float32. Errors are 6e-8.
 TOLERANCE = 1e-6
 
 
@@ -68,17 +68,17 @@ def test_what_was_right_is_the_same_bit_for_bit(trained):
 
 
 def test_where_the_row_is_padded_examples_attended_to_each_other(trained):
-    """As with an attention that knows no positions: 0.23.0 has a mask there, by which transformers cuts the row."""
+    """0.23.0 pads the mask with zeros there. transformers then splits the row by the mask, not by positions."""
     found = {case: each["loss"] for case, each in trained("0.23.0", *WRONG, *SAME)["before"].items()}
     crossed, blind, apart = (
         found[case][0] for case in ("padding_free, pad_to_multiple_of", "padding_free, sdpa", "padding_free")
     )
-    # The positions of the one begin anew, those of the other do not, which this model hardly notices.
+    # Positions restart at each example in one case only; the loss of this model hardly depends on them.
     assert abs(crossed - blind) < 0.01 * abs(crossed - apart)
 
 
 def test_a_batch_keeps_what_was_right_in_it(trained):
-    """Labels that are shifted already, for a loss of one's own, and a mask of ones, which collators of users read."""
+    """Labels that the user has shifted for a loss of their own, and the mask of ones, which users' collators read."""
     found = trained("0.23.0", *WRONG, *SAME)["batches"]
     for state in ("before", "after"):
         batch = found[state]

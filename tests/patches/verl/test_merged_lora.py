@@ -16,7 +16,7 @@ RULE_COVERAGE = {
     "no new blocking": (
         "because the collectives are upstream's, in their order, and each rank takes all tensors as before"
     ),
-    "so that the copy stays merged": "test_the_engine_gets_the_merged_weights",
+    "yields a copy, which stays merged afterwards": "test_the_engine_gets_the_merged_weights",
     "restores the base model": "test_the_model_is_as_it_was",
     "are not affected": "test_where_it_was_right_upstreams_own_iterator_is_given",
 }
