@@ -75,8 +75,9 @@ def main() -> int:
     for package, one in texts.of_record(after, patches).items():
         texts.save(package, one)
     (ROOT / "docs" / "compatibility.md").write_text(compatibility.page(after, patches), encoding="utf-8")
-    shipped.PATH.write_text(shipped.text(after, patches), encoding="utf-8")
-    shipped.VERSIONS.write_text(shipped.versions(after, patches), encoding="utf-8")
+    offline = ROOT / "rlhf_patches" / "offline"
+    (offline / shipped.PATH.name).write_text(shipped.text(after, patches), encoding="utf-8")
+    (offline / shipped.VERSIONS.name).write_text(shipped.versions(after, patches), encoding="utf-8")
     console.print(compatibility.figures(after, patches))
     notes = record.reviewed()
     complaints = [

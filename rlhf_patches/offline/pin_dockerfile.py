@@ -17,9 +17,13 @@ from .shell import Word
 _LARGEST = 2**18  # characters; the largest Dockerfiles have some tens of thousands
 _COMMENT = re.compile(r"\s*#")
 _HEREDOC = re.compile(r"""<<-?\s*["']?(\w+)["']?""")
-_INSTRUCTION = re.compile(r"\s*(?:ONBUILD\s+)?(RUN|FROM|COPY|ADD|ARG|ENV|WORKDIR)\s+(.*)", re.IGNORECASE | re.DOTALL)
+_INSTRUCTION = re.compile(
+    r"\s*(?:ONBUILD\s+)?(RUN|FROM|COPY|ADD|ARG|ENV|WORKDIR|SHELL)\s+(.*)", re.IGNORECASE | re.DOTALL
+)
 _FROM = re.compile(r"FROM(\s+--platform=\S+)?\s+\S+(\s+(AS|as)\s+\S+)?")
 _BOUND = re.compile(r"--mount=type=bind,(?:\S*,)?(?:source|src)=([^,\s]+),(?:target|dst|destination)=([^,\s]+)")
+# Variables that choose where a command installs.
+_PLACES = re.compile(r"\b(?:PATH|VIRTUAL_ENV|CONDA_\w+|PIP_\w+|UV_\w+|PYTHONUSERBASE)[\s=]")
 _OPTIONS = re.compile(r"(?:--[a-z-]+(?:=\S+)?(?:\s|\\\n)+)*")
 
 
@@ -31,10 +35,12 @@ def read(text: str, place: str, lines: Lines, folder: Path | None) -> Iterator[E
     """
     if len(text) > _LARGEST:
         raise PinsError(f"{place} has more than 256 KiB, the limit for a Dockerfile")
+    dockerfile = _Dockerfile(place, lines, folder)
     try:
-        yield from _Dockerfile(place, lines, folder).read(text)
+        entries = [*dockerfile.read(text)]
     except shell.ShellError as error:
         raise PinsError(f"{place} {error}") from error
+    yield from (entry for entry in entries if not dockerfile.is_replaced(entry))
 
 
 class _Dockerfile:
@@ -46,6 +52,12 @@ class _Dockerfile:
         self._stages: dict[str, dict[str, str]] = {}
         self._copied: list[tuple[str, str]] = []
         self._workdir = "/"
+        self._from_lines = 0
+
+    def is_replaced(self, entry: Entry) -> bool:
+        """Whether a later command of its stage replaces a pin; a file may be installed in several stages."""
+        once = self._from_lines == 1 or entry.place.startswith(f"{self._place}:")
+        return once and entry in self._reader.replaced
 
     def read(self, text: str) -> Iterator[Entry]:
         self._values = self._global  # ARG before the first FROM
@@ -55,9 +67,13 @@ class _Dockerfile:
                 self._copied += [(source, self._absolute(target)) for source, target in _BOUND.findall(rest)]
                 yield from self._run(_OPTIONS.sub("", rest, count=1), number - 1)
             elif instruction == "FROM":
+                self._from_lines += 1
+                self._reader.in_another_environment()
                 yield from self._from(rest, where)
             elif instruction in ("ARG", "ENV"):
                 self._set(instruction, rest)
+            elif instruction == "SHELL":  # such as `conda run`
+                self._reader.in_another_environment()
             elif instruction == "WORKDIR":
                 self._workdir = self._absolute(rest.strip())
             else:
@@ -88,6 +104,8 @@ class _Dockerfile:
 
     def _set(self, instruction: str, rest: str) -> None:
         """Set the values of ``ARG A=1``, ``ARG A``, ``ENV A=1 B=2`` and ``ENV A 1``."""
+        if _PLACES.search(rest):
+            self._reader.in_another_environment()
         old = re.fullmatch(r"(\w+)\s+([^=]+)", rest.strip()) if instruction == "ENV" else None
         pairs = f'{old[1]}="{old[2]}"' if old else rest
         commands = shell.read(f"x {pairs}", values=self._values).commands

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from . import shell
 from .pin_lines import Lines
-from .pins import Entry, PinsError, Unread, of_conda, shown
+from .pins import Entry, Pin, PinsError, Unread, of_conda, shown
 from .shell import Word
 
 _PIP = re.compile(r"pip[\d.]*(?:\.exe)?")
@@ -33,17 +33,25 @@ _WITH_VALUE = re.compile(
     r"|no-build-isolation-package|build-constraints?|keyring-provider|root-user-action)"
 )
 _CONDAS_WITH_VALUE = re.compile(r"-[cnp]|--(channel|name|prefix|solver|platform|repodata-fn)")
+_ELSEWHERE = re.compile(r"-t|--(?:target|prefix|root|python|dry-run|constraints?)(?:=.*)?|-[cp].*")
+_OTHER_ENVIRONMENT = re.compile(r"activate|venv|conda|mamba|pyenv|chroot")
 _DEEPEST = 8  # scripts that run each other
 
 
 class Reader:
-    """Reads scripts and single commands, and the scripts that they run."""
+    """Reads scripts and single commands, and the scripts that they run.
+
+    Attributes:
+        replaced: pins in whose place a later command certainly installs another release.
+    """
 
     def __init__(self, place: str, lines: Lines, find: Callable[[str], Path | None]) -> None:
         """Read for the file ``place``; ``find`` returns the file that a command names, None if it is not there."""
         self._place, self._lines, self._find = place, lines, find
         self._seen = set[str]()
         self._depth = 0
+        self.replaced = set[Pin]()
+        self._installed: dict[tuple[str, str], set[Pin]] = {}
         self._moved = ""  # by `cd`
 
     def read(
@@ -63,26 +71,48 @@ class Reader:
         for line in script.not_understood[:1]:
             yield Unread(f"{place}:{first + line}", f"{shown(text)} is not a shell command", mention=text)
         for command in script.commands:
-            yield from self.command(command.words, f"{place}:{first + command.line}", place, first)
+            yield from self.command(command.words, f"{place}:{first + command.line}", place, first, command.sure)
 
-    def command(self, words: Sequence[Word], where: str, place: str, first: int = 0) -> Iterator[Entry]:
-        """The entries of one command."""
+    def in_another_environment(self) -> None:
+        """What follows may be installed elsewhere, and replaces nothing."""
+        self._installed.clear()
+
+    def command(
+        self, words: Sequence[Word], where: str, place: str, first: int = 0, sure: bool = True
+    ) -> Iterator[Entry]:
+        """The entries of one command; ``sure``: it certainly runs."""
         texts = [word.text for word in words]
         text = " ".join(texts)
         script = _script(texts)
         arguments = _installed(words)
         if texts[0] in ("cd", "pushd", "popd"):
             self._moved = os.path.join(self._moved, *(texts[1:2] or ["~"]))
+        sourced = texts[0] in ("source", ".") and shell.SETS_NO_OPTION.fullmatch(os.path.basename(texts[1]))
+        if sourced or _OTHER_ENVIRONMENT.search(text):
+            self.in_another_environment()
+        if sourced:
+            return
         if _OF_A_FILE.search(text):
             yield Unread(where, f"{shown(text)} installs the contents of a file: pass that file, too")
         elif arguments is not None:
-            yield from self._arguments(arguments, place, first)
+            entries = [*self._arguments(arguments, place, first)]
+            program = " ".join(texts[: len(texts) - len(arguments)])
+            sure = sure and not any(map(_ELSEWHERE.fullmatch, texts[-len(arguments) :]))
+            self._replace(program, [entry for entry in entries if isinstance(entry, Pin)], sure)
+            yield from entries
         elif _CONDA.fullmatch(os.path.basename(texts[0])) and texts[1:2] == ["install"]:
             yield from self._of_conda(words[2:], place, first)
         elif script:
             yield from self._script(script, where)
         else:
             yield Unread(where, f"{shown(text)} is not parsed: only `pip install` is", mention=text)
+
+    def _replace(self, program: str, pins: Sequence[Pin], sure: bool) -> None:
+        for pin in pins:
+            if sure and pin.version and not pin.note:
+                self.replaced |= self._installed.pop((program, pin.name), set())
+        for pin in pins:
+            self._installed.setdefault((program, pin.name), set()).add(pin)
 
     def _script(self, name: str, where: str) -> Iterator[Entry]:
         file = self._find(os.path.join(self._moved, name))

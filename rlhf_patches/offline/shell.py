@@ -35,7 +35,8 @@ _UNSURE = (
     *("function_definition", "list", "pipeline", "subshell"),
 )
 _SHELLS = ("bash", "sh", "zsh", "sbatch", "ssh")
-_SETS_NO_OPTION = re.compile(r"activate|(?:conda|mamba|micromamba|modules?)\.sh|\.bashrc|\.profile|lmod.*")
+SETS_NO_OPTION = re.compile(r"activate|(?:conda|mamba|micromamba|modules?)\.sh|\.bashrc|\.profile|lmod.*")
+"""Files that choose an environment, when sourced, and set no option of a run."""
 
 
 class ShellError(Exception):
@@ -59,10 +60,11 @@ class Word(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A simple command; ``words`` has at least one word."""
+    """A simple command; ``words`` has at least one word. ``sure``: it runs wherever the script does, if none fails."""
 
     words: tuple[Word, ...]
     line: int
+    sure: bool = True
 
 
 class Script(NamedTuple):
@@ -110,6 +112,7 @@ class _Reader:
         self._depth = 0
         self._values: dict[str, _Value] = {name: Word(value, 0) for name, value in values.items()}
         self._unsure = set[str]()
+        self._sure = True
         self._text, self._first = "", 0
         self._at: int | None = None  # the line that sources the text
 
@@ -133,7 +136,11 @@ class _Reader:
         self._text, self._first, self._at = outer
 
     def _statement(self, node: SgNode) -> Iterator[Command]:
-        kind = node.kind()
+        sure, self._sure = self._sure, self._sure and not _may_not_run(node)
+        yield from self._of_kind(node, node.kind())
+        self._sure = sure
+
+    def _of_kind(self, node: SgNode, kind: str) -> Iterator[Command]:
         if kind == "command":
             yield from self._command(node)
         elif kind == "variable_assignment":
@@ -189,7 +196,7 @@ class _Reader:
         if name in _SHELLS[:3] and 0 < code < len(words) - 1 and words[code + 1].known and self._depth < _DEEPEST:
             yield from self.read(words[code + 1].text, words[code + 1].line - 1)
             return
-        yield Command(tuple(words), words[0].line)
+        yield Command(tuple(words), words[0].line, self._sure)
 
     def _lines_before(self, node: SgNode) -> None:
         """Assignments of the lines before, which the grammar takes for the command's own."""
@@ -213,7 +220,8 @@ class _Reader:
             return
         if name == "eval":
             yield Command(tuple(words), words[0].line)
-        elif _SETS_NO_OPTION.fullmatch(os.path.basename(words[1].text)):
+        elif SETS_NO_OPTION.fullmatch(os.path.basename(words[1].text)):
+            yield Command(tuple(words), words[0].line, self._sure)
             return
         elif whole:
             file = inputs.beside(self._folder, words[1].text)
@@ -339,6 +347,14 @@ class _Reader:
 
     def _line(self, node: SgNode) -> int:
         return self._at or self._first + node.range().start.line + 1
+
+
+def _may_not_run(node: SgNode) -> bool:
+    """Whether what stands within may be left out: not after ``&&``, unless that follows a test."""
+    kinds = [child.kind() for child in node.children()] if node.kind() == "list" else []
+    if kinds and "||" not in kinds and "test_command" not in kinds:
+        return node.text().startswith("test ")
+    return node.kind() in _UNSURE
 
 
 def _assigned(node: SgNode, sure: bool) -> Iterator[str]:

@@ -154,6 +154,48 @@ def test_what_cannot_be_read_is_said_with_the_next_step(read, case):
     assert said in unread[0][1]
 
 
+REPLACED = {
+    "later": ("pip install trl==2 x==1", True),
+    "later, in a chain": ("set -e; cd /x && pip install 'trl==2'", True),
+    "what a file has": ("true\nRUN pip install -r a.txt && pip install trl==2 ", True),
+    "with a variable between": ("true\nENV LD_LIBRARY_PATH=/x\nRUN pip install trl==2", True),
+    "without a version": ("pip install -U trl", False),
+    "under a condition": ("if [ -n $X ]; then pip install trl==2; fi", False),
+    "after a test": ("[ -n $X ] && pip install trl==2; true", False),
+    "after test": ("test -n $X && pip install trl==2; true", False),
+    "where another fails": ("pip install x==1 || pip install trl==2", False),
+    "in a function": ("f() { pip install trl==2; }", False),
+    "somewhere else": ("pip install --target /x trl==2", False),
+    "somewhere else by a letter": ("pip install -t /x trl==2", False),
+    "by another program": ("/opt/venv/bin/pip install trl==2", False),
+    "in another environment": (". /opt/venv/bin/activate && pip install trl==2", False),
+    "on another path": ("true\nENV PATH=/opt/venv/bin:$PATH\nRUN pip install trl==2", False),
+    "in a shell of conda": ('true\nSHELL ["conda", "run", "-n", "x"]\nRUN pip install trl==2', False),
+    "in another stage": ("true\nFROM y\nRUN pip install trl==2", False),
+    "for another Python": ("pip install 'trl==2; python_version<\"3\"'", False),
+    "what only constrains": ("pip install -c a.txt x==1", False),
+}
+
+
+@pytest.mark.parametrize("case", REPLACED)
+def test_a_later_install_wins(read, case):
+    line, replaced = REPLACED[case]
+    files = {"Dockerfile": f"FROM x\nCOPY a.txt .\nRUN pip install trl==1\nRUN {line}\n", "a.txt": "trl==3\n"}
+    pins, _ = read(files)
+    versions = [version for name, version, _ in pins if name == "trl"]
+    assert versions == (["2"] if replaced else ["1", *versions[1:]])
+
+
+def test_a_file_of_two_stages_stays(read):
+    """It is read once, but what is installed later in one stage is not in the other."""
+    files = {
+        "Dockerfile": "FROM x\nCOPY a.txt .\nRUN pip install -r a.txt\nRUN pip install trl==2\n"
+        "FROM y\nCOPY a.txt .\nRUN pip install -r a.txt\n",
+        "a.txt": "trl==3\n",
+    }
+    assert [version for _, version, _ in read(files)[0]] == ["3", "2"]
+
+
 def test_a_value_that_another_stage_has_is_not_used(read):
     pins, unread = read({"Dockerfile": "FROM x AS a\nENV V=1.5.1\nFROM y\nRUN pip install x==1 trl==$V\n"})
     assert pins == [("x", "1", "Dockerfile:4")]
