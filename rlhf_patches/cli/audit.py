@@ -169,15 +169,15 @@ def _next_steps(findings: Findings) -> Iterator[str]:
         fixed = [fix for fix in fixes if fix]
         if fixed:
             newest = max(fixed, key=Version)
-            yield f"Upgrade {package} to {newest}: it ends {len(fixed)} of {plural(len(fixes), 'known bug')}."
+            yield f"Upgrade {package} to {newest}, which fixes {len(fixed)} of {plural(len(fixes), 'known bug')}."
     if repaired:
-        every = "them" if len(bugs) > 1 else "it"
-        which = every if len(repaired) == len(bugs) else f"{len(repaired)} of them"
+        every = "these bugs" if len(bugs) > 1 else "this bug"
+        which = every if len(repaired) == len(bugs) else f"{len(repaired)} of {every}"
         yield f"`rlhf-patches autoload on` repairs {which}: see `explain BUG` and `doctor`."
     for name in sorted(bugs.keys() - set(repaired)):
         yield f"No patch repairs {name}: see `explain {name}` for a workaround."
     if bugs and not findings.run:
-        yield "`--config CONFIG` excludes what the configuration of your run rules out."
+        yield "`--config CONFIG` excludes the bugs that your run's configuration rules out."
 
 
 def _below(bug: Bug, run: RunConfig | None) -> list[str]:
