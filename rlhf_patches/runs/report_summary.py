@@ -256,7 +256,7 @@ class Summary:
             counts += [f"not imported in {patch.not_imported}"] if patch.not_imported else []
             lines.append(f"{patch.title.ljust(width)}  {', '.join(counts)}")
         nowhere = len(self.patches) - len(known) - len(unaffected)
-        for count, what in ((len(unaffected), "for other releases"), (nowhere, "of modules that no process imported")):
+        for count, what in ((len(unaffected), "for other releases"), (nowhere, "for modules that no process imported")):
             lines += [f"{plural(count, 'patch', 'patches')} {what}"] * bool(count)
         return lines
 
@@ -325,7 +325,8 @@ def _deviation(subject: Subject) -> str:
         if len(texts) == _MOST_DEVIATIONS:
             texts.append("and more")
             break
-    return f"{subject.title} differs: {_count(most)}, but {'; '.join(texts)}"
+    share = plural(len(most.processes), "process", "processes")
+    return f"{subject.title} differs: {most.what} in {share}, but {'; '.join(texts)}"
 
 
 def _count(group: Group) -> str:

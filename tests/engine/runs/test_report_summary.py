@@ -160,7 +160,7 @@ def test_who_differs_is_named(report):
     lines = [line(pid) for pid in range(7)] + [line(7, "disabled", host="node-b", reason="disabled by you")]
     status, out, _ = report(lines)
     assert status == 1
-    assert "a-bug differs: applied in 7, but disabled in node-b pid 7 rank 7 (disabled by you)" in out
+    assert "a-bug differs: applied in 7 processes, but disabled in node-b pid 7 rank 7 (disabled by you)" in out
     status, out, err = report(lines, "--quiet")
     assert (status, out, err.count("\n")) == (1, "", 1)
 
@@ -202,15 +202,15 @@ def test_a_process_that_never_imported_the_framework_does_not_differ(report, oth
     assert status == 0
     assert "a-bug  applied in 2, not imported in 1" in out
     status, out, _ = report([line(0, other), line(1, other)])
-    assert (status, "1 patch of modules that no process imported" in out) == (0, True)
+    assert (status, "1 patch for modules that no process imported" in out) == (0, True)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"version": "2.0"}, "dist differs: 1.0 in 3, but 2.0 in node-a pid 9 rank 9"),
-        ({"python": "3.12.1"}, "Python differs: 3.11.7 in 3, but 3.12.1 in"),
-        ({"rlhf_patches": "0.2.0"}, "rlhf-patches differs: 0.1.0 in 3, but 0.2.0 in"),
+        ({"version": "2.0"}, "dist differs: 1.0 in 3 processes, but 2.0 in node-a pid 9 rank 9"),
+        ({"python": "3.12.1"}, "Python differs: 3.11.7 in 3 processes, but 3.12.1 in"),
+        ({"rlhf_patches": "0.2.0"}, "rlhf-patches differs: 0.1.0 in 3 processes, but 0.2.0 in"),
         ({"plugin_failures": [{"plugin": "plug", "reason": "broken"}]}, "plugin plug: broken (node-a pid 9"),
     ],
 )
@@ -545,5 +545,7 @@ def test_a_thousand_processes(report):
     assert out.startswith("1000 processes: 8 on node-0, 8 on node-1, ")
     assert "and 117 more hosts" in out
     for odd in range(5):
-        assert f"bug-{odd} differs: applied in 999, but refused in node-{25 * odd} pid {200 * odd} rank" in out
+        assert (
+            f"bug-{odd} differs: applied in 999 processes, but refused in node-{25 * odd} pid {200 * odd} rank" in out
+        )
     assert max(map(len, out.splitlines())) < 400
