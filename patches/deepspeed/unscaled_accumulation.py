@@ -33,10 +33,11 @@ PATCH = Patch(
     when="a PipelineModule, or engine.no_sync(), and gradient_accumulation_steps above 1",
     excluded_by=("gradient_accumulation_steps=1",),
     symptom="""\
-DeepSpeed 0.16.0 to 0.18.2, with `gradient_accumulation_steps` of N above 1. A `PipelineModule` trains on N times its
-gradient: 4.000 times with 4 micro-batches, in every stage. Outside pipelines, micro-batches inside `engine.no_sync()`
-count N times as much as those outside it. Accelerate's `accumulate()` enters `no_sync()` for ZeRO-0 and ZeRO-1. The
-reported loss is right. Gradient norms are N times too high, and clipping hides it. No error is raised.""",
+The bug affects DeepSpeed 0.16.0 to 0.18.2, with `gradient_accumulation_steps` of N above 1. A `PipelineModule` trains
+on N times its gradient: 4.000 times with 4 micro-batches, in every stage. Outside pipelines, micro-batches inside
+`engine.no_sync()` count N times as much as those outside it. Accelerate's `accumulate()` enters `no_sync()` for ZeRO-0
+and ZeRO-1. The reported loss is right. Gradient norms are N times too high, and clipping hides this factor. No error is
+raised.""",
     cause="""\
 0.16.0 added `no_sync()`. Since then, `backward` divides the loss by the accumulation steps only if it also reduces
 gradients. Pipelines reduce gradients themselves later, and disable the reduction in `backward`

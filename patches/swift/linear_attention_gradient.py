@@ -118,10 +118,10 @@ PATCH = Patch(
     when="Megatron, Qwen3-Next or Qwen3.5 with transformers' layers, tensor and sequence parallelism",
     excluded_by=("tensor_model_parallel_size=1", "sequence_parallel=false"),
     symptom="""\
-Qwen3-Next on Megatron with `--tensor_model_parallel_size` above 1 and `--sequence_parallel true`. Up to 3.12.3, the
-gradient norm is very high and grows with the number of layers and ranks, and the loss hardly falls. From 3.12.4 to
-4.0.4, which includes Qwen3.5, the norm looks right, and linear attention learns too slowly compared with the other
-layers. No error is raised.""",
+The bug affects Qwen3-Next on Megatron with `--tensor_model_parallel_size` above 1 and `--sequence_parallel true`. Up to
+3.12.3, the gradient norm is very high and grows with the number of layers and ranks, and the loss hardly falls. From
+3.12.4 to 4.0.4, which includes Qwen3.5, the norm looks right, and linear attention learns too slowly compared with the
+other layers. No error is raised.""",
     cause="""\
 Each tensor-parallel rank gathers the sequence, computes the layer on all of it, and keeps its part of the output. The
 backward of the gathering sums the ranks' gradients, which are the same on each rank: all earlier layers get TP times

@@ -106,11 +106,11 @@ PATCH = Patch(
     when="GRPOTrainer with tools or environments on several ranks, with vllm_mode=server or vllm_tensor_parallel_size",
     excluded_by=("use_vllm=false|absent", "trl=sft|dpo|kto|reward|rloo", "num_processes=1"),
     symptom="""\
-`GRPOTrainer` with `tools` (or environments) on several ranks, and `vllm_mode="server"`, or `"colocate"` with
-`vllm_tensor_parallel_size` above 1. If ranks have different numbers of conversations that continue after a tool call,
-some conversations receive the completion of another rank's conversation, with its log-probabilities, without an error.
-Or the run raises `IndexError: list index out of range`. If one rank has no conversations left and another has some,
-the ranks hang, or gathering fails.""",
+The bug affects `GRPOTrainer` with `tools` (or environments) on several ranks, and `vllm_mode="server"`, or `"colocate"`
+with `vllm_tensor_parallel_size` above 1. If ranks have different numbers of conversations that continue after a tool
+call, some conversations receive the completion of another rank's conversation, with its log-probabilities, without an
+error. Or the run raises `IndexError: list index out of range`. If one rank has no conversations left and another has
+some, the ranks hang, or gathering fails.""",
     cause="""\
 `VLLMGeneration.generate` gathers the prompts of all ranks, and each rank takes the completions from `rank *
 len(prompts)` on, where `len(prompts)` is its own number of prompts. In the tool loop this number differs between

@@ -38,7 +38,7 @@ The patch does not change a custom trainer that does not set the number that its
 the critics of `verl.workers.critic`, which are right; and 0.7.0's `seq-mean-token-sum-norm`, which is a sum over
 the mini-batch.""",
     changes_numbers="""\
-with verl 0.8.0 (and 0.7.0, 0.7.1 with `trainer.use_legacy_worker_impl=disable`) the critic's gradient was multiplied by
+With verl 0.8.0 (and 0.7.0, 0.7.1 with `trainer.use_legacy_worker_impl=disable`) the critic's gradient was multiplied by
 the number of micro-batches per mini-batch and rank. With the patch the gradient is smaller by that factor, and no
 longer depends on the micro-batch size. Adam hides most of a constant factor, except where `critic.optim.clip_grad`, 1.0
 by default, clipped the larger gradient: review the critic's clipping threshold and learning rate of a run that was

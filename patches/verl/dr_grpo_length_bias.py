@@ -38,7 +38,7 @@ actor's (set `critic.loss_scale_factor` to `max_response_length`, 0.9.0 and late
 Reports decide by the settings of 0.9 whether a run has the bug; in 0.8 that is unknown. A micro-batch with a response
 of full length is right without the patch.""",
     changes_numbers="""\
-with `seq-mean-token-sum-norm` and no `loss_scale_factor` in verl's default trainer, 0.9.0 and 0.9.1, or in
+With `seq-mean-token-sum-norm` and no `loss_scale_factor` in verl's default trainer, 0.9.0 and 0.9.1, or in
 `main_ppo_sync` of 0.8.0, each response was divided by the longest response of its micro-batch. With the patch all
 responses are divided by `rollout.response_length`, as in the older trainer: the gradient is smaller, by this length
 over the responses' actual length, and long responses weigh as much per token as short ones. Review the learning rate

@@ -30,7 +30,7 @@ out.
 The authors' own code normalizes over tokens like verl's: disable the patch to compare with their runs.""",
     contested="the authors' own code normalizes over tokens as verl does, and pull request #6497 is open",
     changes_numbers="""\
-with verl 0.7.1 to 0.9.1, the normalization of GDPO's advantages weighted each response by its length. With the patch
+With verl 0.7.1 to 0.9.1, the normalization of GDPO's advantages weighted each response by its length. With the patch
 each response counts once: advantages are shifted and scaled, the more, the stronger rewards and lengths are correlated;
 with equal lengths, they differ by the difference between n and n - 1 responses. Training can continue from existing
 checkpoints; learning rate and clipping of such a run were tuned for the other scale.""",

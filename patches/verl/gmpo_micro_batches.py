@@ -34,7 +34,7 @@ The patch does not change the older workers of 0.6 and 0.7, which divide by the 
 set no `global_batch_size`; a custom trainer that sets no `global_batch_size`; and 0.6.1, whose optional engines have
 the same error in all policy losses.""",
     changes_numbers="""\
-with GMPO on verl's engines, 0.7.0 to 0.9.1, the policy's gradient was multiplied by the number of micro-batches per
+With GMPO on verl's engines, 0.7.0 to 0.9.1, the policy's gradient was multiplied by the number of micro-batches per
 mini-batch and rank. With the patch the gradient is smaller by that factor, and no longer depends on the micro-batch
 size. Adam hides most of a constant factor, except where `actor.optim.clip_grad`, 1.0 by default, clipped the larger
 gradient, and with a KL or entropy term, whose size was right: review clipping, learning rate and these coefficients of

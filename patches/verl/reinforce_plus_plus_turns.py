@@ -14,8 +14,8 @@ PATCH = Patch(
     when="adv_estimator=reinforce_plus_plus, and several turns or tools",
     excluded_by=("algorithm.adv_estimator=gae|grpo|rloo|remax|opo|gpg|reinforce_plus_plus_baseline",),
     symptom="""\
-REINFORCE++ (`algorithm.adv_estimator=reinforce_plus_plus`) with tools or several turns. There is no error; the logged
-rewards are right.
+The bug affects REINFORCE++ (`algorithm.adv_estimator=reinforce_plus_plus`) with tools or several turns. There is no
+error; the logged rewards are right.
 
 - verl 0.5.0 to 0.8.0: the tokens of all turns but the last are trained as if their return were 0, or the remainder
   after the KL penalty, so the model does not learn when or how to call a tool.
@@ -40,7 +40,7 @@ there gamma is 1). Padding comes after all rewards and adds nothing.
 The patch does not change the whitening, REINFORCE++ with a baseline, and all other estimators, which compute one number
 per response. Reports cannot say whether a run met the bug: that depends on the values of masks and rewards.""",
     changes_numbers="""\
-with verl 0.5.0 to 0.8.0, REINFORCE++ on trajectories with tools or several turns credited the outcome's reward to the
+With verl 0.5.0 to 0.8.0, REINFORCE++ on trajectories with tools or several turns credited the outcome's reward to the
 last turn only, and whitened over all turns; up to 0.9.1 it credited the reward to no turn where a trajectory ends with
 another's token. With the patch every turn gets the reward, and advantages of the last turn change as well, since mean
 and variance change. A run that was trained without the patch learned its last turns: training can continue from

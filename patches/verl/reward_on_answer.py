@@ -71,7 +71,7 @@ do rewards of single rejected tokens. Where all rewards are on tokens that count
 The patch does not change rewards before the first token that counts, which follow no action, and responses without a
 token that counts; REINFORCE++ (`verl-reinforce-plus-plus-turns`); and estimators that add rewards up.""",
     changes_numbers="""\
-with verl 0.5.0 to 0.9.1, GAE, ReMax and the optimal token baseline trained trajectories that end with a tool's or a
+With verl 0.5.0 to 0.9.1, GAE, ReMax and the optimal token baseline trained trajectories that end with a tool's or a
 user's answer, or with a rejected token, as if their reward were 0. With the patch they get the reward, so advantages
 change, through the whitening of GAE and the baseline of a group also for other trajectories of the batch. A critic that
 was trained without the patch expects too little of such trajectories, and learns the difference: training can continue

@@ -28,7 +28,7 @@ The advantage of a single response is its reward: REINFORCE without a baseline, 
 over j != i of R(y_j) reduces for k = 1 (Ahmadian et al., 2024, arXiv 2402.14740). The advantages of all other responses
 are bitwise identical.""",
     changes_numbers="""\
-with verl 0.6.0 to 0.9.1, `rloo_vectorized` gave the advantage 0 to every response that was alone in its group. With the
+With verl 0.6.0 to 0.9.1, `rloo_vectorized` gave the advantage 0 to every response that was alone in its group. With the
 patch the advantage of such a response is its reward, as with `rloo`. A run with `rollout.n=1` was not trained by its
 rewards at all. A run that filters responses gets larger gradients, from its single responses, and can continue from
 existing checkpoints.""",
