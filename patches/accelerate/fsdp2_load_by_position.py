@@ -31,7 +31,7 @@ PATCH = Patch(
     harm="hang",
     bug="FSDP2's efficient loading sends parameters by position: rank 0 fails, the others wait forever",
     when="FSDP2 with cpu_ram_efficient_loading, and a state with more entries than parameters (QLoRA)",
-    excluded_by=("fsdp_config.fsdp_version=1", "fsdp_config.fsdp_cpu_ram_efficient_loading=false"),
+    excluded_by=("fsdp_config.fsdp_version=1|absent", "fsdp_config.fsdp_cpu_ram_efficient_loading=false"),
     symptom="""\
 FSDP2 with `cpu_ram_efficient_loading` (the default) and QLoRA: `accelerator.prepare` fails on rank 0 with
 ``AttributeError: `weight` is not an nn.Module``, and the other ranks wait in a broadcast until NCCL's timeout. The bug

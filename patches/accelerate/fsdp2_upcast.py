@@ -53,7 +53,7 @@ PATCH = Patch(
     harm="wrong weights",
     bug="FSDP2 trains bfloat16 parameters although it warns that they are float32, and rounds small updates away",
     when="FSDP2 with mixed precision, and a model loaded in bfloat16 or float16",
-    excluded_by=("fsdp_config.fsdp_version=1",),
+    excluded_by=("fsdp_config.fsdp_version=1|absent",),
     symptom="""\
 accelerate 1.13.0, FSDP2, `mixed_precision: bf16` (or fp16) and a model loaded in bfloat16: accelerate warns that low
 precision parameters are upcast to fp32, but the parameters stay bfloat16, and so does the optimizer's state. Updates

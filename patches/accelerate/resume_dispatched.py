@@ -41,6 +41,11 @@ PATCH = Patch(
     harm="wrong data",
     bug="a run with dispatch_batches on several ranks that resumes within an epoch repeats samples of that epoch",
     when="dispatch_batches without split_batches, a map-style data set, several ranks, and a run resumed in an epoch",
+    excluded_by=(
+        "num_processes=1",
+        "accelerator_config.dispatch_batches=false|absent",
+        "accelerator_config.split_batches=true",
+    ),
     symptom="""\
 With `dispatch_batches=True` on N ranks a run that resumes after K steps of an epoch continues with the samples of step
 K / N: the samples up to step K come twice, the epoch has more steps than remain, and a trainer that counts the

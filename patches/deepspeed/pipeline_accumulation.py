@@ -31,7 +31,10 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="each stage of a pipeline divides the gradient by gradient_accumulation_steps again",
     when="a PipelineModule of 2 stages or more, and gradient_accumulation_steps above 1",
-    excluded_by=("gradient_accumulation_steps=1",),
+    excluded_by=(
+        "gradient_accumulation_steps=1",
+        "trl=sft|dpo|grpo|kto|reward|rloo|gold",
+    ),
     symptom="""\
 DeepSpeed 0.18.3 to 0.19.2, a `PipelineModule` of two stages or more, and `gradient_accumulation_steps` of N above 1.
 The last stage is right. The stage before it has 1/N of its gradient, the one before that 1/N**2, and so on: 0.250 and

@@ -10,7 +10,10 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="experts drop tokens with negative router logits although they have free capacity",
     when="DeepSpeed's MoE layer with k above 2 and drop_tokens, its default",
-    excluded_by=("drop_tokens=false",),
+    excluded_by=(
+        "drop_tokens=false",
+        "model_family=qwen2|qwen3|llama|mistral",
+    ),
     symptom="""\
 A mixture of experts with DeepSpeed's `MoE` layer and `k` of 3 or more learns little. Many tokens pass through fewer
 than k experts, or through none, although `exp_counts` is far below the capacity. The effect is largest when most of a

@@ -10,6 +10,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="loading a second, frozen adapter freezes the adapter in training",
     when="load_adapter() of a reference in addition to a trainable adapter",
+    excluded_by=("use_peft=false|absent",),
     symptom="""\
 A policy with a trainable adapter gets a frozen one for the reference: `load_adapter(path, adapter_name="reference")`.
 From then on no parameter is trainable: PyTorch raises "element 0 of tensors does not require grad". If other

@@ -10,7 +10,11 @@ PATCH = Patch(
     harm="crash",
     bug="disabling adapters while FSDP has gathered parameters raises",
     when="FSDP1 with use_orig_params, and the policy without its adapter as the reference",
-    excluded_by=("fsdp_config.fsdp_version=2", "fsdp_config.fsdp_use_orig_params=false"),
+    excluded_by=(
+        "fsdp_config.fsdp_version=2|absent",
+        "fsdp_config.fsdp_use_orig_params=false",
+        "use_peft=false|absent",
+    ),
     symptom="""\
 The policy without its adapter is the reference, `with model.disable_adapter():`, and the model is wrapped in FSDP1
 with `use_orig_params=True`. PyTorch raises "you can only change requires_grad flags of leaf variables" if this happens

@@ -10,6 +10,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="disable_adapter() leaves frozen parameters trainable",
     when="frozen adapters, or partly frozen ones, and the policy without its adapter as the reference",
+    excluded_by=("use_peft=false|absent",),
     symptom="""\
 A run uses the policy without its adapter as the reference: `with model.disable_adapter():`. Afterwards frozen
 parameters of the active adapters are trainable. Examples are a frozen adapter of an earlier stage beside the one in

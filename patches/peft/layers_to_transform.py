@@ -17,7 +17,7 @@ PATCH = Patch(
     harm="wrong weights",
     bug="layers_to_transform matches an expert's number instead of its layer's: the wrong modules are adapted",
     when="LoraConfig or another config with layers_to_transform, and target_modules within experts that are modules",
-    excluded_by=("layers_to_transform=absent",),
+    excluded_by=("layers_to_transform=absent", "use_peft=false|absent", "model_family=qwen2|qwen3|llama|mistral"),
     symptom="""\
 With `layers_to_transform=[1]` and targets within the experts of a mixture (`model.layers.0.mlp.experts.1.up_proj`),
 PEFT adapts expert 1 of every layer, and no other expert of layer 1. No error; `print_trainable_parameters` shows

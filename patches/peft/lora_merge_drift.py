@@ -12,6 +12,7 @@ PATCH = Patch(
     harm="wrong weights",
     bug="frozen base weights change with every merge and unmerge of an adapter",
     when="LoRA on a model in bfloat16 or float16, and merge_adapter() at each synchronization with vLLM",
+    excluded_by=("use_peft=false|absent",),
     symptom="""\
 RLHF with LoRA on a model in bfloat16 that sends weights to vLLM by `merge_adapter()` and `unmerge_adapter()` (TRL,
 ms-swift): the frozen base weights change slightly with every synchronization, without an error. After 100

@@ -28,6 +28,7 @@ PATCH = Patch(
     harm="wrong weights",
     bug="an adapter is saved with the parameters of others whose names contain its name",
     when="two adapters such as policy and policy_ref, or one whose name is part of a module's name",
+    excluded_by=("use_peft=false|absent",),
     symptom="""\
 A model with two adapters, `policy` and `policy_ref`: the saved `policy` has the parameters of both. The file is twice
 as large, and has keys (`lora_A.policy_ref.weight`; before 0.18 `lora_A_ref.weight`) that PEFT drops with a warning on

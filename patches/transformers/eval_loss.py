@@ -61,6 +61,10 @@ PATCH = Patch(
     harm="wrong metric",
     bug="eval_loss is multiplied by the number of ranks, or weighted by tokens of other samples",
     when="evaluation on several ranks",
+    excluded_by=(
+        "trl=grpo|rloo",
+        "num_processes=1",
+    ),
     symptom="""\
 `Trainer.evaluate()` and `predict()` on several ranks, and trainers that use its `compute_loss` (TRL's SFT), report a
 loss that depends on the number of ranks. For T5, BERT's classifiers and other models that ignore `num_items_in_batch`,

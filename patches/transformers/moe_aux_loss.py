@@ -10,6 +10,10 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="the router's auxiliary loss counts once per rank",
     when="a mixture of experts with output_router_logits, on several ranks",
+    excluded_by=(
+        "model_family=qwen2|qwen3|llama|mistral",
+        "num_processes=1",
+    ),
     symptom="""\
 `Trainer`, or code that uses its `compute_loss` (TRL's SFT), trains a mixture of experts with its load-balancing loss
 (`output_router_logits=True`; TRL 1.14's `SFTTrainer` switches it on by default). On 64 ranks that loss counts 64

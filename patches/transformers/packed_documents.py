@@ -41,6 +41,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="tokens attend to the documents that are packed before theirs",
     when="gpt-oss, AFMoE; packing or padding-free batches; attention other than FlashAttention",
+    excluded_by=("model_family=qwen2|qwen3|llama|mistral",),
     symptom="""\
 gpt-oss or AFMoE is trained on packed rows or padding-free batches (TRL's `packing`, `padding_free`,
 `DataCollatorWithFlattening`) with eager, SDPA or flex attention. Every token attends to all documents before its own

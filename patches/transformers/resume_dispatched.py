@@ -41,6 +41,7 @@ PATCH = Patch(
     harm="wrong data",
     bug="with dispatch_batches a run that resumes in a later epoch continues in the first epoch's order",
     when="accelerator_config's dispatch_batches, a map-style data set, and a run that resumes after the first epoch",
+    excluded_by=("accelerator_config.dispatch_batches=false|absent",),
     symptom="""\
 `Trainer` with `accelerator_config={"dispatch_batches": True}`, resumed in the middle of its second epoch or a later
 one: for the rest of that epoch the run gets the samples in the order of epoch 0, so some samples come twice in the

@@ -40,6 +40,7 @@ PATCH = Patch(
     harm="wrong weights",
     bug="resuming and load_best_model_at_end do not restore experts and routers, or a vision-language model",
     when="resume_from_checkpoint or load_best_model_at_end, and Mixtral, Qwen3-MoE, Qwen2.5-VL or similar models",
+    excluded_by=("model_family=qwen2|qwen3|llama|mistral",),
     symptom="""\
 The bug affects `Trainer.train(resume_from_checkpoint=...)` and `load_best_model_at_end=True`, for a model whose weights
 transformers converts when it saves them. For Mixtral, Qwen3-MoE and other mixtures of experts (transformers 5),

@@ -13,7 +13,10 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="the model is trained to repeat its input: labels are not shifted",
     when="label_smoothing_factor, with torch_compile, FSDP2 or PEFT's prefix tuning, and a causal model",
-    excluded_by=("label_smoothing_factor=absent|0|0.0",),
+    excluded_by=(
+        "label_smoothing_factor=absent|0|0.0",
+        "trl=grpo|rloo",
+    ),
     symptom="""\
 `Trainer` with `label_smoothing_factor` trains a causal language model to predict the token that it has just read: with
 `torch_compile=True`, with a model that was compiled before, under FSDP2, or with PEFT's prefix tuning. The model

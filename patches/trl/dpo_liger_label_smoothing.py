@@ -12,7 +12,7 @@ ADVICE = Advice(
     harm="wrong gradient",
     bug="DPO with Liger's loss ignores label_smoothing, in TRL before 0.29",
     when="DPOTrainer with use_liger_loss (0.25.0 and later: use_liger_kernel) and label_smoothing above 0",
-    excluded_by=("label_smoothing=0|0.0|absent", "trl=sft|grpo|kto|reward|rloo"),
+    excluded_by=("label_smoothing=0|0.0|absent", "trl=sft|grpo|kto|reward|rloo|gold"),
     symptom="""\
 `DPOTrainer` with `use_liger_loss=True`, in 0.25.0 and later `use_liger_kernel=True`, `loss_type="sigmoid"` and
 `label_smoothing` above 0: loss and gradient are those of `label_smoothing=0`. No error. Without Liger it is cDPO.""",

@@ -34,7 +34,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="loss_type robust ignores label_smoothing, and discopop ignores discopop_tau",
     when="DPOTrainer with use_liger_kernel and loss_type robust, discopop or exo_pair",
-    excluded_by=("use_liger_kernel=false|absent", "trl=sft|grpo|kto|reward|rloo"),
+    excluded_by=("use_liger_kernel=false|absent", "trl=sft|grpo|kto|reward|rloo|gold"),
     symptom="""\
 `DPOTrainer` with `use_liger_kernel=True` and `loss_type="robust"`: loss and gradient are those of `"sigmoid"`,
 whatever `label_smoothing` is. With `"discopop"` they are those of `discopop_tau=0.05`. No error. `"exo_pair"` raises

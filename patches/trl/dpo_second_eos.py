@@ -134,7 +134,7 @@ PATCH = Patch(
     harm="wrong data",
     bug="every chosen and rejected answer ends twice",
     when="DPOTrainer on conversations",
-    excluded_by=("trl=sft|grpo|kto|reward|rloo",),
+    excluded_by=("trl=sft|grpo|kto|reward|rloo|gold",),
     symptom="""\
 `DPOTrainer` on a conversational dataset: every chosen and rejected answer ends with the chat template's own end and
 one more `eos_token`, `<|im_end|>\\n<|im_end|>` with Qwen's. No error; `trainer.train_dataset[0]["chosen_input_ids"]`

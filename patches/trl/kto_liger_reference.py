@@ -27,7 +27,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="the loss ignores the reference model, so the policy learns little, and drifts away from the reference",
     when="KTOTrainer with use_liger_kernel and a PEFT model",
-    excluded_by=("use_liger_kernel=false|absent", "trl=sft|dpo|grpo|reward|rloo"),
+    excluded_by=("use_liger_kernel=false|absent", "trl=sft|dpo|grpo|reward|rloo|gold"),
     symptom="""\
 `KTOTrainer` with `use_liger_kernel=True` and a PEFT model: `rewards/chosen` and `rewards/rejected` are large and
 negative from the first step, `kl` is right, the loss is near 0 or 1 for every example, and gradients are tiny. No

@@ -35,7 +35,10 @@ PATCH = Patch(
         "Granite, Falcon-H1, MiniCPM3 or HyperCLOVA X in SFT (loss_type chunked_nll, the default since 1.7.0), and with"
         " use_liger_kernel in 1.14; Inkling, RecurrentGemma and xLSTM in these and in all trainers since 1.15.0"
     ),
-    excluded_by=("trl=reward",),
+    excluded_by=(
+        "trl=reward",
+        "model_family=qwen2|qwen3|llama|mistral",
+    ),
     symptom="""\
 The loss of SFT starts far above what the model's own forward gives, or log-probabilities of a policy are far from those
 of its rollouts. Granite 3 has `logits_scaling` 8 or more, so its logits are that many times too large: softmax is

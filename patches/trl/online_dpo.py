@@ -53,8 +53,9 @@ def _conditions(method: str, predicate: str = "") -> tuple[Condition, ...]:
     return tuple(Condition(f"{trainer}.{method}", predicate) for trainer in (_OLD, _NEW))
 
 
-_SERVER = ("use_vllm=false|absent", "vllm_mode=colocate")
-_COLOCATE = ("use_vllm=false|absent", "vllm_mode=server")
+_OTHERS = "trl=sft|dpo|grpo|kto|reward|rloo|gold"
+_SERVER = ("use_vllm=false|absent", "vllm_mode=colocate", _OTHERS)
+_COLOCATE = ("use_vllm=false|absent", "vllm_mode=server", _OTHERS)
 
 PATCH_SERVER = Patch(
     name="trl-online-dpo-server",

@@ -25,7 +25,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="the gradient is multiplied by gradient_accumulation_steps",
     when="OnlineDPOTrainer, NashMDTrainer or XPOTrainer with gradient_accumulation_steps above 1, without DeepSpeed",
-    excluded_by=("gradient_accumulation_steps=1", "trl=sft|dpo|grpo|kto|reward|rloo"),
+    excluded_by=("gradient_accumulation_steps=1", "trl=sft|dpo|grpo|kto|reward|rloo|gold"),
     symptom="""\
 `OnlineDPOTrainer`, `NashMDTrainer` and `XPOTrainer` train on a gradient that is `gradient_accumulation_steps` times
 too large, with transformers 4.46.2 to 5.1 and since 5.5.4: with 8 micro-batches `grad_norm` is 8 times that of one

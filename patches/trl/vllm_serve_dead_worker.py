@@ -11,6 +11,10 @@ PATCH = Patch(
     affects_rollouts=True,
     bug="the server waits forever for the answer of a worker that has died",
     when="trl vllm-serve, if vLLM raises or is killed in a worker: out of memory, a prompt too long, a failed update",
+    excluded_by=(
+        "vllm_mode=colocate",
+        "use_vllm=false|absent",
+    ),
     symptom="""\
 A rank of the trainer waits forever in `VLLMClient.generate` or in a weight update, and the other ranks wait in a
 collective until NCCL's timeout. The server's log ends with a traceback of `Process-1` (or with none, if the worker was

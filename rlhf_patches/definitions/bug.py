@@ -72,7 +72,8 @@ class KnownBug:
         when: the configuration in which it occurs, in one line.
         excluded_by: settings with which it certainly does not occur: ``zero_optimization.stage=absent|0|3``. Each is a
             key of a configuration file or of the command line, with its dots, and values in lower case; "absent" is
-            for keys of DeepSpeed's file, ``trl`` the trainer of TRL's own command (``trl grpo``).
+            for keys of DeepSpeed's file and TRL's own command, ``trl`` the trainer of TRL (``trl grpo``),
+            ``model_family`` that of all models, where it is sure.
             ``rlhf-patches audit --config`` hides the bug if one of them matches.
         affects_rollouts: whether it concerns the trainer and the inference engine together.
         changes_numbers, contested: fields of a `Patch`.

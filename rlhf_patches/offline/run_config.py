@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ..definitions.bug import KnownBug
-from . import inputs, run_script, run_yaml, yaml_nodes
+from . import inputs, models, run_script, run_yaml, yaml_nodes
 from .inputs import InputError
 from .run_yaml import RunConfigError
 from .shell import Word
@@ -26,6 +26,7 @@ from .shell import Word
 _LARGEST = 2**20
 _ABSENT = "absent"
 _ZERO, _DEVICE = "zero_optimization", "zero_optimization.offload_optimizer.device"
+_STAGE, _FSDP = f"{_ZERO}.stage", "fsdp_config.fsdp_version"
 # Other spellings, in accelerate's files and in arguments.
 _SAME = {
     "deepspeed_config.zero_stage": f"{_ZERO}.stage",
@@ -35,11 +36,26 @@ _SAME = {
     "deepspeed_config.offload_optimizer_device": _DEVICE,
     "offload_optimizer_device": _DEVICE,
     f"{_ZERO}.cpu_offload": f"{_ZERO}.offload_optimizer",
+    "dispatch_batches": "accelerator_config.dispatch_batches",  # the Trainer's, deprecated
+    "split_batches": "accelerator_config.split_batches",
+    "use_liger_loss": "use_liger_kernel",  # GRPO's, and others', in TRL before 1.0
 }
 # ms-swift's names of the DeepSpeed configurations that it contains: the stage and the optimizer's device.
 _PRESETS = {f"zero{stage}": (f"{stage}", "none") for stage in range(4)}
 _PRESETS |= {f"zero{stage}_offload": (f"{stage}", "cpu") for stage in (2, 3)}
-_WITHOUT_DEEPSPEED = ("multi_gpu", "fsdp", "no")  # accelerate's distributed_type
+# By accelerate's distributed_type, what is not used.
+_WITHOUT = {"multi_gpu": (_STAGE, _FSDP), "no": (_STAGE, _FSDP), "fsdp": (_STAGE,), "deepspeed": (_FSDP,)}
+# TRL's parser refuses a key that the trainer's arguments do not have, so these tell the trainer: "grpo" stands for SDPO
+# and others like it, too, and "gold" for GOLD.
+_OF_TRAINERS = {
+    "scale_rewards": "grpo",
+    "importance_sampling_level": "grpo",
+    "epsilon_high": "grpo|rloo",
+    "mask_truncated_completions": "grpo|rloo",
+    "num_generations": "grpo|rloo|gold",
+}
+_LOSSES_OF_GRPO = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "luspo", "sapo", "vespo")
+_TRLS_MODEL = "model_name_or_path"
 _NAMES_A_FILE = ("deepspeed", "deepspeed_config", "deepspeed_config.deepspeed_config_file", "config", "config_file")
 _WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
@@ -70,6 +86,7 @@ class RunConfig:
         self._of_deepspeed: list[str] = []
         self._without: list[Setting] = []
         self._has_arguments = False
+        self._all_given = True
         self._given = {os.path.realpath(file) for file in files}
         for file in files:
             self._read(file)
@@ -90,6 +107,30 @@ class RunConfig:
         return "; ".join(dict.fromkeys(sentences)) or "no setting decides whether the bug affects it"
 
     def _find(self, key: str) -> list[Setting]:
+        settings = self._found(key)
+        if not settings and key == "trl":
+            return self._trainers()
+        command = [each for each in self._settings if each.key == "trl"]
+        launchers = key.startswith((f"{_ZERO}.", "fsdp_config.")) or key in ("num_processes", "trl", "model_family")
+        if not settings and command and all(each.value for each in command) and self._all_given and not launchers:
+            return [Setting(key, _ABSENT, f"trl {command[0].value}, {command[0].place}")]  # TRL's own script
+        return settings
+
+    def _trainers(self) -> list[Setting]:
+        """The trainers of TRL that have the options of the only file with TRL's arguments; none if unknown."""
+        files = {_file(each.place) for each in self._settings if each.key == _TRLS_MODEL}
+        if len(files) != 1 or self._found("rlhf_type"):
+            return []
+        trainers, places = set[str](), dict[str, None]()
+        for each in self._settings:
+            is_loss = each.key == "loss_type" and each.value in _LOSSES_OF_GRPO
+            told = "grpo" if is_loss else _OF_TRAINERS.get(each.key)
+            if told and all(one.value for one in self._found(each.key)):
+                trainers = trainers & set(told.split("|")) if places else set(told.split("|"))
+                places[f"{each.key}, {each.place}"] = None
+        return [Setting("trl", trainer, "; ".join(places)) for trainer in sorted(trainers)]
+
+    def _found(self, key: str) -> list[Setting]:
         # A value set as a whole ("offload_optimizer": "auto"), or in a file that was not given, cannot be determined.
         settings = [
             each if each.key == key else Setting(key, None, each.place)
@@ -99,7 +140,9 @@ class RunConfig:
         if key.startswith(f"{_ZERO}."):
             without = [file for file in self._of_deepspeed if not any(each.place == file for each in settings)]
             settings += [Setting(key, _ABSENT, file) for file in without]
-        if self._has_arguments:  # else the trainer may have a DeepSpeed file of its own, whatever accelerate's has
+        launched = any(each.key in ("use_deepspeed", "use_fsdp") for each in self._settings)
+        # Without arguments, the trainer may have a DeepSpeed file of its own, whatever accelerate's has.
+        if self._has_arguments and not launched:
             settings += [each for each in self._without if each.key == key]
         return settings
 
@@ -127,8 +170,9 @@ class RunConfig:
                 "YAML or JSON, or a command line with its options"
             )
         is_accelerates = any(each.key in ("distributed_type", "compute_environment") for each in settings)
-        without = [each for each in settings if each.key == "distributed_type" and each.value in _WITHOUT_DEEPSPEED]
-        self._without += [Setting(f"{_ZERO}.stage", _ABSENT, f"{each.value}, {each.place}") for each in without]
+        for each in settings:
+            unused = _WITHOUT.get(each.value or "", ()) if each.key == "distributed_type" else ()
+            self._without += [Setting(key, _ABSENT, f"{each.value}, {each.place}") for key in unused]
         self._has_arguments |= not is_accelerates and what not in self._of_deepspeed
         for each in settings:
             self._add(each, is_accelerates)
@@ -146,7 +190,7 @@ class RunConfig:
                 self._settings.append(Setting(_ZERO, None, place))
             elif value not in ("true", "false"):
                 self._named(value, place)
-        elif not is_accelerates and (key == "fsdp_config" or key.startswith(("fsdp_config.", "deepspeed."))):
+        elif not is_accelerates and (key in ("fsdp", "fsdp_config") or key.startswith(("fsdp_config.", "deepspeed."))):
             # The Trainer's own setting takes precedence over accelerate's.
             self._settings.append(Setting(_ZERO if key.startswith("deepspeed.") else "fsdp_config", None, place))
         elif not is_accelerates and key.startswith("fsdp_"):
@@ -155,14 +199,21 @@ class RunConfig:
             self._settings.append(Setting("num_processes", None, place))
         else:
             self._settings.append(Setting(_SAME.get(key, key), value, place))
+        if models.names_one(key):
+            self._settings.append(Setting("model_family", models.family(value), place))
 
     def _named(self, file: str, place: str) -> None:
-        folder = os.path.dirname(place.rpartition(":")[0] or place)
+        folder = os.path.dirname(_file(place))
         with contextlib.suppress(ValueError):  # a NUL in the name
             if {os.path.realpath(path) for path in (file, os.path.join(folder, file))} & self._given:
                 return
+        self._all_given = False
         self.notes.append(f"{place} names {file}, which was not given: settings that it may contain exclude no bug")
         self._settings += [Setting(key, None, place) for key in (_ZERO, "fsdp_config")]
+
+
+def _file(place: str) -> str:
+    return place.rpartition(":")[0] or place
 
 
 def _sentence(setting: Setting) -> str:
@@ -195,7 +246,7 @@ def _flat(data: Mapping[str, Any], prefix: str, place: str) -> Iterator[Setting]
 
 
 def _setting(key: str, value: object, place: str) -> Setting:
-    named = key in _NAMES_A_FILE and isinstance(value, str)
+    named = isinstance(value, str) and (key in _NAMES_A_FILE or models.names_one(key))
     return Setting(key, str(value) if named else _value(value), place)
 
 

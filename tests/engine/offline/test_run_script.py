@@ -106,7 +106,10 @@ NOT_CERTAIN = {
     "bash -c": (DAPO, "bash -c 'trl grpo --loss_type grpo --loss_type dapo'\n"),
     "no shell": (DAPO, "trl grpo --loss_type grpo\nif x; then y 'z\n"),
     "a word of IFS": (DAPO, "IFS=,\nA='--loss_type grpo,--loss_type dapo'\ntrl grpo --loss_type grpo $A\n"),
-    "the penalty alone would do": ("trl-vllm-raw-logprobs", "trl grpo --temperature 1.0 --repetition_penalty 1.1\n"),
+    "the penalty alone would do": (
+        "trl-vllm-raw-logprobs",
+        "trl grpo --use_vllm --temperature 1.0 --repetition_penalty 1.1\n",
+    ),
     "a preset's offload": (OFFLOAD, "swift sft --deepspeed zero2_offload\n"),
     "TRL's own": ("trl-vllm-nan-logprob", "trl grpo --bf16\n"),
     "TRL's own and another": ("trl-vllm-nan-logprob", "trl sft --bf16\ntrl grpo --bf16\n"),
