@@ -68,17 +68,17 @@ def _findings(command: list[str], mode: str) -> Any:
     output.complain(
         "no rehearsal: the command ended"
         + (f" with status {status}" if status else "")
-        + " before a transformers.Trainer had taken its first window of micro-batches"
+        + " before a transformers.Trainer or an engine of verl had taken its first window of micro-batches"
     )
     return status
 
 
 def _comparison(without: list[dict[str, str]], after: dict[str, Any]) -> list[str]:
     """The relations that deviate as released: which of them hold with the patches."""
-    verdicts = {row["relation"]: row["verdict"] for row in after["relations"]}
+    verdicts = {(row["of"], row["relation"]): row["verdict"] for row in after["relations"]}
     names = ", ".join(after["repaired"] or after["ran"])
-    wrong = [row["relation"] for row in without if row["verdict"] == "deviates"]
-    mended = [each for each in wrong if verdicts.get(each) in ("holds", "note")]
-    left = [each for each in wrong if each not in mended]
+    wrong = [(row["of"], row["relation"]) for row in without if row["verdict"] == "deviates"]
+    mended = [each[1] for each in wrong if verdicts.get(each) in ("holds", "note")]
+    left = [each[1] for each in wrong if verdicts.get(each) not in ("holds", "note")]
     lines = [f"deviates as released, holds with the patches ({names}): {', '.join(mended)}"] if mended else []
     return lines + ([f"deviates with the patches, too: {', '.join(left)}"] if left else [])

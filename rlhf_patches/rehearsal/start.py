@@ -1,4 +1,4 @@
-"""Starts a rehearsal: at the first ``train`` of a ``transformers.Trainer``, or for a given trainer."""
+"""Starts a rehearsal: of a given ``transformers.Trainer``, of the first one that trains, or of verl's engines."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from . import table
 from .relation import Relation, Verdict
 
 if TYPE_CHECKING:
-    from .trainer import Rehearsal
+    from .labels import Trained
 
 _MODULE = "transformers.trainer"
+_ENGINES = "verl.workers.engine.base"
 _began = False
+_rehearsed: set[str] = set()
+"""verl's engine classes whose first mini-batch was checked."""
 
 
 def rehearse(trainer: Any) -> list[Relation]:
@@ -63,12 +66,13 @@ def rehearse(trainer: Any) -> list[Relation]:
 
 
 def arm() -> None:
-    """Rehearse the first ``Trainer.train`` of this process (RLHF_PATCHES_REHEARSE)."""
-    module = sys.modules.get(_MODULE)
-    if module is not None and import_hooks.is_ready(module):
-        _wrap(_MODULE, module)
-    else:
-        import_hooks.watch(_MODULE, _wrap)
+    """Rehearse the first ``Trainer.train`` of this process, or verl's engines (RLHF_PATCHES_REHEARSE)."""
+    for name, wrap in ((_MODULE, _wrap), (_ENGINES, _wrap_engines)):
+        module = sys.modules.get(name)
+        if module is not None and import_hooks.is_ready(module):
+            wrap(name, module)
+        else:
+            import_hooks.watch(name, wrap)
 
 
 def _wrap(name: str, module: ModuleType) -> None:
@@ -88,7 +92,9 @@ def _wrap(name: str, module: ModuleType) -> None:
         goes_on = "go-on" in asked
 
         def end(relations: list[Relation]) -> None:
-            status = _report(self, rehearsal, relations)
+            size = f"first window of {rehearsal.size}"
+            first = self.args.process_index == 0
+            status = _publish(type(self).__name__, size, relations, rehearsal.trained_on, first)
             if not goes_on:
                 raise Ended(status)
 
@@ -98,6 +104,33 @@ def _wrap(name: str, module: ModuleType) -> None:
 
     train._rehearses = True  # type: ignore[attr-defined]
     module.Trainer.train = train
+
+
+def _wrap_engines(name: str, module: ModuleType) -> None:
+    """Check the first mini-batch of each of verl's engines before the engine trains on it."""
+    original = module.BaseEngine.train_batch
+    if hasattr(original, "_rehearses"):
+        return
+
+    @functools.wraps(original)
+    def train_batch(self: Any, data: Any, loss_function: Any) -> Any:
+        if type(self).__name__ in _rehearsed:
+            return original(self, data, loss_function)
+        _rehearsed.add(type(self).__name__)
+        from .ranks import rank
+        from .trainer import Ended
+        from .verl_engine import EngineRehearsal
+
+        rehearsal = EngineRehearsal(self, data, loss_function)
+        relations, size = rehearsal.relations(), rehearsal.size
+        status = _publish(rehearsal.name, size, relations, None, rank() == 0)
+        # A critic's mini-batch comes before the actor's, with which the rehearsal ends.
+        if "go-on" not in settings.rehearse() and not rehearsal.of_a_critic:
+            raise Ended(status)
+        return original(self, data, loss_function)
+
+    train_batch._rehearses = True  # type: ignore[attr-defined]
+    module.BaseEngine.train_batch = train_batch
 
 
 @contextlib.contextmanager
@@ -116,25 +149,38 @@ def _nothing_reported(trainer: Any, unless: bool = False) -> Iterator[None]:
             handler.callbacks = before
 
 
-def _report(trainer: Any, rehearsal: Rehearsal, relations: list[Relation]) -> int:
+def _publish(name: str, size: str, relations: list[Relation], trained_on: Trained | None, first: bool) -> int:
     """Print the table on rank 0, write it for the command if it started this run, and return the exit status."""
     status, path = exit_status(relations), os.environ.get(f"{settings.PREFIX}REHEARSED")
-    if trainer.args.process_index == 0:
-        text = ["", f"rlhf-patches rehearse: {type(trainer).__name__}, first window of {rehearsal.size}"]
-        text += table.lines(relations)
+    if first:
+        text = ["", f"rlhf-patches rehearse: {name}, {size}", *table.lines(relations)]
         met, ran = acted()
         text += ["", *(f"repaired: {name}{how}" for name, how in met.items())] if met else []
         text += [f"ran, bug condition unknown: {', '.join(ran)}"] if ran else []
-        if rehearsal.trained_on is not None:
+        if trained_on is not None:
             colors = sys.stdout.isatty()
             text += ["", "first row, tokens with a label in " + ("green:" if colors else "[brackets]:")]
-            text += table.trained_on(rehearsal.trained_on, colors)
+            text += table.trained_on(trained_on, colors)
         print("\n".join(text), flush=True)
         if path:
-            with open(path, "w") as file:
-                rows = [each.as_json() for each in relations]
-                json.dump({"status": status, "relations": rows, "repaired": [*met], "ran": ran}, file)
+            _add(
+                path, {"status": status, "relations": [{"of": name, **each.as_json()} for each in relations]}, met, ran
+            )
     return 0 if path else status  # the command exits with the status
+
+
+def _add(path: str, results: dict[str, Any], met: dict[str, str], ran: list[str]) -> None:
+    """Write results to a file, after those of another engine of this run."""
+    if os.path.exists(path):
+        with open(path) as file:
+            before = json.load(file)
+        results["status"] = (
+            1 if 1 in (before["status"], results["status"]) else max(before["status"], results["status"])
+        )
+        results["relations"] = before["relations"] + results["relations"]
+        met, ran = {**dict.fromkeys(before["repaired"], ""), **met}, list(dict.fromkeys(before["ran"] + ran))
+    with open(path, "w") as file:
+        json.dump({**results, "repaired": [*met], "ran": ran}, file)
 
 
 def acted() -> tuple[dict[str, str], list[str]]:

@@ -98,17 +98,18 @@ def make_config(mode: str) -> Any:
     return config
 
 
-def engine_step(case: Case) -> dict[str, Any]:
-    """What the engine has trained on: gradients, the loss and its metric as verl adds them up over ranks."""
+def prepared(case: Case) -> tuple[Any, Any, Any]:
+    """The engine, this rank's rows, and the loss."""
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
+    from verl.workers.config import FSDPEngineConfig
     from verl.workers.utils.losses import value_loss
 
     implementation = importlib.import_module("verl.workers.engine.fsdp.transformer_impl")
     engine = object.__new__(implementation.FSDPEngineWithValueHead)
-    engine.module = fully_shard(copy.deepcopy(make_model()), mesh=mesh(2))
+    engine.module = fully_shard(copy.deepcopy(make_model()), mesh=mesh(torch.distributed.get_world_size()))
     engine.ulysses_sequence_parallel_size, engine.ulysses_device_mesh, engine.use_ulysses_sp = 1, None, False
-    engine._autocast_dtype = torch.float32
+    engine._autocast_dtype, engine.pad_to_length, engine.engine_config = torch.float32, False, FSDPEngineConfig()
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     rows = {name: value.chunk(ranks)[rank] for name, value in make_rows(case).items()}
     present = rows["attention_mask"].bool()
@@ -123,8 +124,13 @@ def engine_step(case: Case) -> dict[str, Any]:
     data["temperature"] = torch.ones(len(present))
     settings = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": case.rows, "use_remove_padding": True}
     tu.assign_non_tensor(data, **settings, **({"global_batch_size": len(PROMPTS)} if case.sized else {}))
-    config = make_config(case.mode)
-    found = engine.forward_backward_batch(data, functools.partial(value_loss, config=config), forward_only=False)
+    return engine, data, functools.partial(value_loss, config=make_config(case.mode))
+
+
+def engine_step(case: Case) -> dict[str, Any]:
+    """What the engine has trained on: gradients, the loss and its metric as verl adds them up over ranks."""
+    engine, data, loss_function = prepared(case)
+    found = engine.forward_backward_batch(data, loss_function, forward_only=False)
     return {
         "gradient": torch.cat([p.grad.full_tensor().flatten() for p in engine.module.parameters()]),
         "loss": sum(found["loss"]),

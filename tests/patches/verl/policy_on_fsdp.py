@@ -85,13 +85,13 @@ def _padded(rows: dict[str, torch.Tensor], width: int) -> dict[str, torch.Tensor
     }
 
 
-def step(loss_function: Callable[..., Any], rows_per_micro_batch: int, width: int | None = None) -> dict[str, Any]:
-    """What the engine has trained on: the gradient of all ranks, and the logged loss of this one.
+def prepared(rows_per_micro_batch: int, width: int | None = None, **more: Any) -> tuple[Any, Any]:
+    """The engine, and this rank's rows.
 
     Args:
-        loss_function: as verl's worker has it: of model_output, data and dp_group.
         rows_per_micro_batch: on each rank.
         width: of the padded responses; without padding if None.
+        more: fields in place of the mini-batch's own, of all ranks.
     """
     from tensordict import TensorDict
     from torch.distributed.fsdp import fully_shard
@@ -106,7 +106,7 @@ def step(loss_function: Callable[..., Any], rows_per_micro_batch: int, width: in
     engine.module = fully_shard(copy.deepcopy(make_model()), mesh=mesh(ranks))
     engine.ulysses_sequence_parallel_size, engine.ulysses_device_mesh, engine.use_ulysses_sp = 1, None, False
     engine._autocast_dtype, engine.pad_to_length, engine.engine_config = torch.float32, False, FSDPEngineConfig()
-    rows = {name: value.chunk(ranks)[rank] for name, value in mini_batch().items()}
+    rows = {name: value.chunk(ranks)[rank] for name, value in {**mini_batch(), **more}.items()}
     fields = _without_padding(rows) if width is None else _padded(rows, width)
     data = TensorDict(fields, batch_size=len(rows["input_ids"]))
     tu.assign_non_tensor(
@@ -117,6 +117,18 @@ def step(loss_function: Callable[..., Any], rows_per_micro_batch: int, width: in
         temperature=1.0,
         global_batch_size=len(PROMPTS),
     )
+    return engine, data
+
+
+def step(loss_function: Callable[..., Any], rows_per_micro_batch: int, width: int | None = None) -> dict[str, Any]:
+    """What the engine has trained on: the gradient of all ranks, and the logged loss of this one.
+
+    Args:
+        loss_function: as verl's worker has it: of model_output, data and dp_group.
+        rows_per_micro_batch: on each rank.
+        width: of the padded responses; without padding if None.
+    """
+    engine, data = prepared(rows_per_micro_batch, width)
     found = engine.forward_backward_batch(data, loss_function, forward_only=False)
     gradient = torch.cat([p.grad.full_tensor().flatten() for p in engine.module.parameters()])
     return {"gradient": gradient, "loss": sum(found["loss"])}

@@ -1,0 +1,187 @@
+"""Checks a mini-batch of one of verl's engines (``verl.workers.engine``): of an actor, a critic or an SFT trainer.
+
+The engine's own ``forward_backward_batch`` computes the mini-batch's gradient again, in micro-batches of other sizes.
+Weights, random states and the mini-batch are unchanged afterwards, so the engine can then train on it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from . import parameters, ranks, states, window
+from .relation import Relation, Verdict, micro_batches, not_checked
+from .sketches import sketch
+
+SIZES = "micro-batch size"
+RATIO = "old log-probabilities"
+_SCALE = 0.7310585786300049
+"""Scaling the loss by this and the gradient by its inverse changes only the rounding."""
+_RANDOM = 0.05
+"""A gradient that differs by more from another random state is random; rounding in bfloat16 is 4e-03."""
+_FINE = 1e-4
+_FSDP = "verl.workers.engine.fsdp."
+
+
+class EngineRehearsal:
+    """The rehearsal of one mini-batch.
+
+    Args:
+        engine: one of verl's engines, in training mode.
+        data: the mini-batch of this rank, a TensorDict with the engine's settings.
+        loss_function: the engine's loss, as ``train_batch`` gets it.
+    """
+
+    def __init__(self, engine: Any, data: Any, loss_function: Callable[..., Any]) -> None:
+        self._engine, self._data, self._loss = engine, data, loss_function
+        self._rows, self._cut = len(data), 0
+        self._ratios: list[torch.Tensor] = []
+
+    def relations(self) -> list[Relation]:
+        """Return all relations; they are the same on each rank, and every rank must call it."""
+        if not type(self._engine).__module__.startswith(_FSDP):
+            return [not_checked(SIZES, f"{type(self._engine).__name__} is not one of verl's FSDP engines")]
+        before, buffers = states.Random.now(), states.Buffers(self._engine.module)
+        self._named = {name: each for name, each in self._engine.module.named_parameters() if each.requires_grad}
+        without = [each for each in self._named.values() if each.grad is None]
+        try:
+            found = [self._of_sizes(before), self._of_ratios(), self._trained()]
+            found.append(parameters.optimizers(self._engine.optimizer, self._named))
+            return [each for each in found if each is not None]
+        except Exception as error:  # the engine may fail with micro-batches of another size
+            traceback.print_exc(file=sys.stderr)
+            return [not_checked(SIZES, f"{type(error).__name__}: {error}")]
+        finally:
+            self._engine.optimizer_zero_grad()
+            for each in without:  # the optimizer may lack it
+                each.grad = None
+            buffers.put_back()
+            before.put_back()
+
+    @property
+    def of_a_critic(self) -> bool:
+        return "ValueHead" in type(self._engine).__name__
+
+    @property
+    def name(self) -> str:
+        """The engine's class and its loss."""
+        loss = self._loss.func if isinstance(self._loss, functools.partial) else self._loss
+        return f"{type(self._engine).__name__}, {getattr(loss, '__name__', type(loss).__name__)}"
+
+    @property
+    def size(self) -> str:
+        """The mini-batch's size as text."""
+        number = len(ranks.gathered(ranks.Mine()))
+        where = f" on each of {number} ranks" if number > 1 else ""
+        return f"mini-batch of {self._rows} rows in {micro_batches(self._cut)}{where}"
+
+    def _of_sizes(self, random: states.Random) -> Relation:
+        """The gradient as the run computes it must be the gradient in micro-batches of another size."""
+        used = self._gradient(self._noting)
+        self._norms = self._squares()
+        random.another().put_back()
+        again = self._gradient(self._scaled) / _SCALE
+        random.put_back()
+        if not (rows := self._other_size()):
+            return not_checked(SIZES, "each rank's mini-batch has one row, or cannot be divided otherwise")
+        other = self._gradient(self._loss, use_dynamic_bsz=False, micro_batch_size_per_gpu=rows)
+        of_ranks = ranks.gathered(ranks.Mine(used, torch.stack([again, other])))
+        whole = torch.cat([each.used for each in of_ranks])
+        repeated, cut = torch.cat([each.own for each in of_ranks], 1)
+        noise = float((repeated - whole).norm()) / (float(whole.norm()) or 1.0)
+        if noise > _RANDOM:
+            return not_checked(SIZES, f"the gradient is random (relative difference {noise:.2g}): dropout?")
+        law = f"the gradient in micro-batches of {rows} row{'s' * (rows > 1)}"
+        result = window.judge(whole, cut[None], {law: [1.0]}, noise)
+        if result.law:
+            return Relation(SIZES, Verdict.HOLDS, "1.000", f"{law} ({result.deviation:.0e}, noise {noise:.0e})")
+        measured = f"{result.weights[0]:.3f}"
+        if result.factor is not None:
+            return Relation(SIZES, Verdict.DEVIATES, measured, f"{result.factor:.3f} x {law}")
+        text = f"{result.residual:.2g} of the gradient is not {law} (noise {noise:.0e})"
+        return Relation(SIZES, Verdict.DEVIATES, measured, text)
+
+    def _other_size(self) -> int:
+        """The rows per micro-batch that give another number of micro-batches on every rank; 0 if there are none."""
+        of_ranks = ranks.gathered(ranks.Mine(used=torch.tensor([float(self._rows), float(self._cut)])))
+        group = int(_verl("utils.tensordict_utils").get_non_tensor_data(self._data, "force_group_size", 1))
+        for rows in (1, 2):
+            if all(each.used[0] % (rows * group) == 0 for each in of_ranks) and any(
+                each.used[0] != each.used[1] * rows * group for each in of_ranks
+            ):
+                return rows
+        return 0
+
+    def _of_ratios(self) -> Relation | None:
+        """Before the first update, the engine's log-probabilities are those that the loss calls old."""
+        of_ranks = ranks.gathered(
+            ranks.Mine(used=torch.stack(self._ratios).amax(0) if self._ratios else torch.zeros(0))
+        )
+        largest = max((float(each.used[0]) for each in of_ranks if len(each.used)), default=None)
+        if largest is None:
+            return None
+        measured = f"{largest:.1g}"
+        if largest <= _FINE:
+            return Relation(RATIO, Verdict.HOLDS, measured, "every token's ratio is 1 before the first update")
+        text = "largest difference to the engine's own, of all tokens: rounding in half precision, rollout"
+        text += " log-probabilities (bypass mode), or another temperature or mask"
+        return Relation(RATIO, Verdict.NOTE, measured, text)
+
+    def _trained(self) -> Relation:
+        """Parameters that require a gradient and got zeros or none, over all ranks."""
+        of_ranks = ranks.gathered(ranks.Mine(used=self._norms))
+        total = torch.stack([each.used for each in of_ranks]).sum(0).tolist()
+        zero = [name for name, each in zip(self._named, total, strict=True) if each == 0]
+        counts = f"{len(self._named)} trained"
+        if not zero:
+            return Relation(parameters.TRAINED, Verdict.HOLDS, counts)
+        text = f"{len(zero)} got a zero gradient or none: {parameters.shown(zero)}"
+        return Relation(parameters.TRAINED, Verdict.NOTE, counts, text)
+
+    # -- calls of the engine
+
+    def _gradient(self, loss_function: Callable[..., Any], **settings: Any) -> torch.Tensor:
+        """The sketch of this rank's part of the mini-batch's gradient."""
+        data = self._data.clone(recurse=False)
+        _verl("utils.tensordict_utils").assign_non_tensor(data, **settings)
+        self._engine.optimizer_zero_grad()
+        self._engine.forward_backward_batch(data, loss_function, forward_only=False)
+        gradients = self._local()
+        return sketch(gradients, [0 if each is None else each.numel() for each in gradients])
+
+    def _local(self) -> list[torch.Tensor | None]:
+        """This rank's part of each parameter's gradient."""
+        gradients = [each.grad for each in self._named.values()]
+        return [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
+
+    def _squares(self) -> torch.Tensor:
+        """Each parameter's sum of squares on this rank."""
+        sums = [0.0 if each is None else float(each.double().pow(2).sum()) for each in self._local()]
+        return torch.tensor(sums, dtype=torch.float64)
+
+    def _noting(self, *given: Any, **named: Any) -> Any:
+        """The engine's loss; counts micro-batches, and compares log-probabilities."""
+        self._cut += 1
+        output, data = named.get("model_output"), named.get("data")
+        if output and data is not None and "log_probs" in output and data.get("old_log_probs", None) is not None:
+            now = _verl("workers.utils.padding").no_padding_2_padding(output["log_probs"].detach(), data).double()
+            padded = data.select("response_mask", "old_log_probs").to_padded_tensor()
+            apart = (now - padded["old_log_probs"].double()).abs()[padded["response_mask"].bool()]
+            if apart.numel():
+                self._ratios.append(apart.max().reshape(1).cpu())
+        return self._loss(*given, **named)
+
+    def _scaled(self, *given: Any, **named: Any) -> Any:
+        loss, *more = self._loss(*given, **named)
+        return (loss * _SCALE, *more)
+
+
+def _verl(name: str) -> Any:
+    return importlib.import_module(f"verl.{name}")

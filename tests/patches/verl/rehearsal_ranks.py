@@ -1,0 +1,131 @@
+"""Rehearsals of verl's real FSDP engines on the CPU: ``--out FOLDER``, each case without the patches and with them.
+
+The mini-batches are those of policy_on_fsdp.py and critic_loss_scale_ranks.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+import rlhf_patches
+from rlhf_patches.proving import states
+from tests.harness import megatron_on_cpu
+
+torch.set_num_threads(1)
+megatron_on_cpu.install()
+
+from rlhf_patches.rehearsal import start
+from rlhf_patches.rehearsal.verl_engine import EngineRehearsal
+from tests.patches.verl import critic_loss_scale_ranks, policy_on_fsdp
+from tests.patches.verl.critic_loss_scale_ranks import PROMPTS, RESPONSE, RESPONSES
+from tests.patches.verl.gmpo_micro_batches_ranks import make_config
+
+PATCHES = ("verl-gmpo-micro-batches", "verl-critic-loss-scale")
+
+
+def policy(mode: str, rows: int, **fields: Any) -> tuple[Any, Any, Any]:
+    from verl.workers.utils.losses import ppo_loss
+
+    engine, data = policy_on_fsdp.prepared(rows, RESPONSE, **fields)
+    return engine, data, functools.partial(ppo_loss, config=make_config(mode))
+
+
+def own_log_probs() -> torch.Tensor:
+    """The old log-probabilities of a run before its first update."""
+    old = torch.zeros(len(PROMPTS), RESPONSE)
+    with torch.no_grad():
+        for row, response in enumerate(RESPONSES):
+            old[row, :response] = policy_on_fsdp.log_probs(policy_on_fsdp.make_model(), row)
+    return old
+
+
+def dynamic() -> tuple[Any, Any, Any]:
+    from verl.utils import tensordict_utils as tu
+
+    engine, data, loss = policy("vanilla", 2, old_log_probs=own_log_probs())
+    tu.assign_non_tensor(data, use_dynamic_bsz=True, max_token_len_per_gpu=24)
+    return engine, data, loss
+
+
+def with_dropout() -> tuple[Any, Any, Any]:
+    made = policy("vanilla", 2)
+    for layer in made[0].module.model.layers:
+        layer.self_attn.attention_dropout = 0.3
+    made[0].module.train()
+    return made
+
+
+def critic(case: str) -> tuple[Any, Any, Any]:
+    return critic_loss_scale_ranks.prepared(critic_loss_scale_ranks.CASES[case])
+
+
+CASES: dict[str, Callable[[], tuple[Any, Any, Any]]] = {
+    "vanilla": lambda: policy("vanilla", 2),
+    "vanilla, rows of one": lambda: policy("vanilla", 1),
+    "vanilla, before the first update": lambda: policy("vanilla", 2, old_log_probs=own_log_probs()),
+    "vanilla, dynamic": dynamic,
+    "gmpo": lambda: policy("geo_mean", 2),
+    "critic": lambda: critic("two"),
+    "critic, seq-mean-token-sum": lambda: critic("two, seq-mean-token-sum"),
+    "dropout": with_dropout,
+    "replaced head": lambda: policy("vanilla", 2),
+}
+
+
+def by_command(out: Path) -> dict[str, Any]:
+    """A critic and an actor in a process with RLHF_PATCHES_REHEARSE: what ends, and the results for the command."""
+    path = out / f"results{os.environ['RANK']}.json"
+    os.environ.update(RLHF_PATCHES_REHEARSE="1", RLHF_PATCHES_REHEARSED=str(path))
+    start.arm()
+    stepped = []
+    for name in ("critic", "gmpo"):
+        engine, data, loss = CASES[name]()
+        engine.optimizer = torch.optim.SGD(engine.module.parameters(), 0.1)
+        engine.optimizer_config, engine._qat_enabled = SimpleNamespace(clip_grad=1.0), False
+        try:
+            for _ in range(2):
+                engine.train_batch(data, loss)
+                stepped.append(name)
+        except SystemExit as ended:
+            stepped.append(f"status {ended.code}")
+    results = json.loads(path.read_text()) if path.exists() else None
+    return {"stepped": stepped, "results": results}
+
+
+def observe(name: str) -> dict[str, Any]:
+    engine, data, loss = CASES[name]()
+    engine.optimizer = torch.optim.SGD(engine.module.parameters(), 0.1)
+    if name == "replaced head":
+        engine.optimizer.param_groups[0]["params"].pop()
+    before, drawn = [each.to_local().clone() for each in engine.module.parameters()], torch.get_rng_state()
+    keys = sorted(map(str, data.keys()))
+    rehearsal = EngineRehearsal(engine, data, loss)
+    relations = {each.name: [each.verdict.value, each.measured, each.text] for each in rehearsal.relations()}
+    same = all(torch.equal(a, b.to_local()) for a, b in zip(before, engine.module.parameters(), strict=True))
+    left = torch.equal(drawn, torch.get_rng_state()) and keys == sorted(map(str, data.keys()))
+    cleared = all(each.grad is None for each in engine.module.parameters())
+    return {
+        "relations": relations,
+        "size": rehearsal.size,
+        "name": rehearsal.name,
+        "as it was": same and left and cleared,
+    }
+
+
+def main() -> None:
+    options = states.parser().parse_args()
+    torch.distributed.init_process_group("gloo")
+    found: dict[str, Any] = {"without": {name: observe(name) for name in CASES}}
+    report = rlhf_patches.apply(only=PATCHES)
+    found["applied"] = [name for name in PATCHES if report[name].status is rlhf_patches.Status.APPLIED]
+    found["with"] = {name: observe(name) for name in CASES}
+    found["command"] = by_command(options.out)
+    (options.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))
