@@ -24,11 +24,11 @@ megatron_on_cpu.install()
 
 from rlhf_patches.rehearsal import start
 from rlhf_patches.rehearsal.verl_engine import EngineRehearsal
-from tests.patches.verl import critic_loss_scale_ranks, policy_on_fsdp
+from tests.patches.verl import critic_loss_scale_ranks, dr_grpo_length_bias_ranks, policy_on_fsdp
 from tests.patches.verl.critic_loss_scale_ranks import PROMPTS, RESPONSE, RESPONSES
 from tests.patches.verl.gmpo_micro_batches_ranks import make_config
 
-PATCHES = ("verl-gmpo-micro-batches", "verl-critic-loss-scale")
+PATCHES = ("verl-gmpo-micro-batches", "verl-dr-grpo-length-bias", "verl-critic-loss-scale")
 
 
 def policy(mode: str, rows: int, **fields: Any) -> tuple[Any, Any, Any]:
@@ -63,6 +63,15 @@ def with_dropout() -> tuple[Any, Any, Any]:
     return made
 
 
+def dr_grpo() -> tuple[Any, Any, Any]:
+    """As verl's own worker makes the loss, for the trainer without padding."""
+    worker = dr_grpo_length_bias_ranks.make_worker(
+        f"data.max_response_length={dr_grpo_length_bias_ranks.LENGTH}",
+        f"actor_rollout_ref.actor.loss_agg_mode={dr_grpo_length_bias_ranks.MODE}",
+    )
+    return *policy_on_fsdp.prepared(2), worker.actor.loss_function
+
+
 def critic(case: str) -> tuple[Any, Any, Any]:
     return critic_loss_scale_ranks.prepared(critic_loss_scale_ranks.CASES[case])
 
@@ -73,6 +82,7 @@ CASES: dict[str, Callable[[], tuple[Any, Any, Any]]] = {
     "vanilla, before the first update": lambda: policy("vanilla", 2, old_log_probs=own_log_probs()),
     "vanilla, dynamic": dynamic,
     "gmpo": lambda: policy("geo_mean", 2),
+    "dr-grpo": dr_grpo,
     "critic": lambda: critic("two"),
     "critic, seq-mean-token-sum": lambda: critic("two, seq-mean-token-sum"),
     "dropout": with_dropout,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness import side_by_side
 from tests.harness.forkserver import Level, verl
 from tests.patches.verl import rehearsal_ranks
 
@@ -11,10 +12,8 @@ SIZES, RATIO, OPTIMIZER = "micro-batch size", "old log-probabilities", "optimize
 
 
 # The cases that have a bug, by release.
-BUGS = {
-    "0.9": {"gmpo": "verl-gmpo-micro-batches"},
-    "0.8": {"gmpo": "verl-gmpo-micro-batches", "critic": "verl-critic-loss-scale"},
-}
+NEWEST = {"gmpo": "verl-gmpo-micro-batches", "dr-grpo": "verl-dr-grpo-length-bias"}
+BUGS = {"0.9": NEWEST, "0.8": {**NEWEST, "critic": "verl-critic-loss-scale"}}
 
 
 @pytest.fixture(scope="module", params=["0.9", pytest.param("0.8", marks=pytest.mark.exhaustive)])
@@ -24,7 +23,8 @@ def release(request):
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
 def reports(run_ranks, release, request):
-    levels = (*verl(None if release == "0.9" else release), Level("tests.harness.loading:verl_critic"))
+    imported = Level("tests.harness.loading:verl_worker", str(side_by_side.folder("verl-worker")))
+    levels = (*verl(None if release == "0.9" else release), Level("tests.harness.loading:verl_critic"), imported)
     reports = run_ranks(rehearsal_ranks.__name__, levels=levels, ranks=request.param, TORCHDYNAMO_DISABLE="1")
     assert len(reports) == request.param
     assert reports[0]["applied"] == list(BUGS[release].values())
