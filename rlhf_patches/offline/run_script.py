@@ -65,7 +65,7 @@ def read(text: str, place: str, folder: Path | None) -> Options:
         for line in script.not_understood[:1]
     ]
     unclear += dict.fromkeys(
-        f"{word.text:.50} may add options: replace it by its value"
+        f"{word.text:.50} may add options: replace it by its value, or give {_resolved(command)}"
         for command in runs
         for word in command.words[1:]
         if not word.single or re.fullmatch(r"@\S+", word.text)
@@ -79,6 +79,13 @@ def read(text: str, place: str, folder: Path | None) -> Options:
         lines = ", ".join(str(command.line) for command in runs[:9])
         notes.append(f"{place} has {len(runs)} commands (lines {lines}): a setting counts if each of them has it")
     return Options(tuple(settings), tuple(unclear), tuple(notes))
+
+
+def _resolved(command: Command) -> str:
+    """What has a run's options after everything is resolved."""
+    if any(_OVERRIDE.fullmatch(word.text) for word in command.words):
+        return "the `.hydra/overrides.yaml` of the run's output"
+    return "the options that the run has saved as YAML or JSON"
 
 
 def _prepares(command: Command) -> bool:

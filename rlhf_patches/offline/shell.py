@@ -28,6 +28,12 @@ _ALL = re.compile(r"\$@|\$\{@\}|\$\{[^}]*\[@\][^}]*\}")
 _OWN_FOLDER = re.compile(
     r"\$\(\s*cd\b[^&;|]*\bdirname\b[^&;|.]*(?:BASH_SOURCE|\$0)[^&;|]*&?>?[^&;|]*&&\s*pwd(?: -P)?\s*\)"
 )
+_NUMBERS = re.compile(
+    r"\$\(\(.*\)\)|(?:\$\(\s*|`)(?:expr|nproc|seq)(?![a-z_-])[^;|&]*(?:\)|`)", re.DOTALL
+)  # no options
+_NEEDS_A_WORD = re.compile(r"""\$\{\w+:-["']?[^-\s"'][^\s"']*["']?\}""")  # its default is one
+_EXPANSIONS = re.compile(r"\$\{[^}]*\}|\$\w+|\$\(.*\)|`.*`")
+_LONG_WORD = 1000
 _BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
 # What stands within these may not happen, or happen again, or leaves no variable behind.
 _UNSURE = (
@@ -150,6 +156,7 @@ class _Reader:
                 self._values[name] = None
         elif kind == "redirected_statement":
             commands = [each for child in node.children() for each in self._statement(child)]
+            self._read_document(commands, node)
             if commands and os.path.basename(commands[0].words[0].text) in _SHELLS:
                 within = [*self._documents(node)]
                 commands = commands[bool(within) :] + within
@@ -172,6 +179,18 @@ class _Reader:
             for body in redirect.children() if redirect.kind() == "heredoc_redirect" else ():
                 if body.kind() == "heredoc_body" and self._depth < _DEEPEST:
                     yield from self.read(body.text(), self._line(body) - 1)
+
+    def _read_document(self, commands: list[Command], node: SgNode) -> None:
+        """Set the variable of ``read -r -d '' NAME <<EOF``."""
+        words = [word.text for word in commands[0].words] if commands else []
+        if self._sure and words[:1] == ["read"] and words[-3:-1] == ["-d", ""]:
+            bodies = [each for child in node.children() for each in child.children() if each.kind() == "heredoc_body"]
+            text = _PLAIN.sub(self._in_document, bodies[0].text().replace("\\\n", "")) if bodies else ""
+            self._values[words[-1]] = Word(text, self._line(node), not re.search(r"[$`]", text)) if text else None
+
+    def _in_document(self, found: re.Match[str]) -> str:
+        value = self._value(found[1] or found[3])
+        return value.text if isinstance(value, Word) and not found[2] else found[0]
 
     def _command(self, node: SgNode) -> Iterator[Command]:
         words: list[Word] = []
@@ -287,15 +306,18 @@ class _Reader:
                 known = words[-1].known and first.known
                 words[-1] = Word(words[-1].text + first.text, line, known, words[-1].single and not _ALL.search(text))
                 words += more
+            if not words[-1].known and not _has_text(text):
+                words[-1] = words[-1]._replace(single=False)
             return words
-        return [Word(_squeezed(text), line, known=False, single=kind == "process_substitution")]
+        one = kind == "process_substitution" or _NUMBERS.fullmatch(text) is not None
+        return [Word(_squeezed(text), line, known=False, single=one)]
 
     def _expanded(self, text: str, line: int) -> list[Word]:
         """The words of an expansion outside quotes."""
         found = _PLAIN.fullmatch(text)
         value = self._value(found[1] or found[3]) if found else self._with_default(text)
         if value is None or "IFS" in self._values:
-            return [Word(_squeezed(text), line, known=False, single=False)]
+            return [Word(_squeezed(text), line, known=False, single=_NEEDS_A_WORD.fullmatch(text) is not None)]
         scalars = [value] if isinstance(value, Word) else [*value]
         if found and isinstance(value, list) and not found[2]:
             scalars = scalars[:1]
@@ -303,7 +325,8 @@ class _Reader:
         for scalar in scalars:
             for part in scalar.text.split():
                 unknown = not scalar.known and re.search(r"[$`{]", part) is not None
-                words.append(Word(part, line, not unknown, not (unknown and not re.search(r"=", part))))
+                one = _NEEDS_A_WORD.fullmatch(part) or _NUMBERS.fullmatch(part) or _has_text(part)
+                words.append(Word(part, line, not unknown, not unknown or bool(one)))
         return words
 
     def _joined(self, node: SgNode) -> Word:
@@ -374,6 +397,11 @@ def _assigned(node: SgNode, sure: bool) -> Iterator[str]:
 def _unescaped(text: str) -> str:
     """A text within double quotes."""
     return re.sub(r'\\([\\"$`])', r"\1", text.replace("\\\n", ""))
+
+
+def _has_text(word: str) -> bool:
+    """Whether a word has a part outside its expansions, so that it is meant as one word."""
+    return len(word) < _LONG_WORD and _EXPANSIONS.sub("", word) != ""
 
 
 def _squeezed(text: str) -> str:

@@ -306,7 +306,7 @@ def test_what_is_said(tmp_path, monkeypatch, capsys):
     assert f"  {DAPO}  " not in out
     assert DAPO not in said("--quiet", "--config", "args.yaml").err
     both = said("--config", "args.yaml", "run.sh").out
-    assert "run.sh: $MORE may add options: replace it by its value; no bug is excluded\n" in both
+    assert "run.sh: $MORE may add options: replace it by its value, or give the options that the run has saved " in both
     assert "The configuration excludes no known bug." in both
     assert f"  {DAPO}  " in both
 

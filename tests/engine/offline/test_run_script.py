@@ -33,6 +33,27 @@ def excluded(tmp_path, monkeypatch):
     return read
 
 
+OPENRLHF = "openrlhf.cli.train_dpo \\\n  --save ./x --zero_stage $Z \\\n  --bf16\n"
+MODULE = "if [[ ${1} != slurm ]]; then\n  deepspeed --module $training_commands\nfi\n"
+SLIME = """pkill -9 sglang
+MODEL_ARGS=(
+   --num-layers 28
+   --rotary-base "${MODEL_ARGS_ROTARY_BASE:-1000000}"
+)
+GRPO_ARGS=(
+   --advantage-estimator reinforce_plus_plus
+   # --kl-loss-coef 0.00
+   --eps-clip 0.2
+)
+export MASTER_ADDR=${MASTER_ADDR:-"127.0.0.1"}
+ray start --head --node-ip-address ${MASTER_ADDR} --num-gpus 8 --disable-usage-stats
+RUNTIME_ENV_JSON="{\\"env_vars\\": {\\"PYTHONPATH\\": \\"/root/Megatron-LM/\\"}}"
+ray job submit --address="http://127.0.0.1:8265" \\
+   --runtime-env-json="${RUNTIME_ENV_JSON}" \\
+   -- python3 train.py --actor-num-gpus-per-node $((8 / NODES)) --load ${BASE}/Qwen3-4B/ \\
+   ${MODEL_ARGS[@]} ${GRPO_ARGS[@]}
+"""
+
 # What the shell passes to the run, in scripts as people have them.
 CERTAIN = {
     "a comment within": (DAPO, "trl grpo --loss_type grpo  # --loss_type dapo\n"),
@@ -66,6 +87,14 @@ CERTAIN = {
     "a number": ("skyrl-rollout-temperature", "python x.py generator.sampling_params.temperature=1.0\n"),
     "ms-swift's preset": (ZERO2, "swift rlhf --rlhf_type grpo --deepspeed zero3\n"),
     "ms-swift's preset without offload": (OFFLOAD, "swift sft --deepspeed zero2\n"),
+    "a document that is read": (ZERO2, f"set -x\nZ=3\nread -r -d '' training_commands <<EOF\n{OPENRLHF}EOF\n{MODULE}"),
+    "a path of the environment": (DAPO, "A=(--out $HOME/x --loss_type grpo)\ntrl grpo ${A[@]} --x ${Y}/z\n"),
+    "a default that is a word": (DAPO, "A=(--lr ${LR:-1e-6} --loss_type grpo)\ntrl grpo ${A[@]} --tp ${TP:-2}\n"),
+    "numbers": (
+        DAPO,
+        "A=(--n $((B*C)) $(seq 1 9))\ntrl grpo ${A[@]} --g $(expr 16 / $N) --loss_type grpo --m $((D+1))\n",
+    ),
+    "slime's": ("slime-uneven-groups", SLIME),
 }
 
 
@@ -98,6 +127,15 @@ NOT_CERTAIN = {
     "for another command": (DAPO, "LOSS=grpo true\ntrl grpo --loss_type $LOSS\n"),
     "in single quotes": (DAPO, "LOSS=grpo\ntrl grpo --loss_type '$LOSS'\n"),
     "braces": (DAPO, "trl grpo --loss_type {grpo,dapo}\n"),
+    "a default that is an option": (DAPO, "trl grpo --loss_type grpo ${MORE:---loss_type dapo}\n"),
+    "a default of nothing": (DAPO, "trl grpo --loss_type grpo ${MORE:-}\n"),
+    "a default of words": (DAPO, 'trl grpo --loss_type grpo ${MORE:-"--loss_type dapo"}\n'),
+    "two that may be more": (DAPO, "trl grpo --loss_type grpo $A$B\n"),
+    "a document that a condition reads": (
+        ZERO2,
+        f"if x; then read -r -d '' training_commands <<EOF\n{OPENRLHF.replace('$Z', '3')}EOF\nfi\n{MODULE}",
+    ),
+    "a document with more": (ZERO2, f"read -r -d '' training_commands <<EOF\n{OPENRLHF} $MORE\nEOF\n{MODULE}"),
     "words that may be more": (DAPO, "trl grpo --loss_type grpo $MORE\n"),
     "words of a constant that may be more": (DAPO, 'ARGS="--loss_type grpo $MORE"\ntrl grpo $ARGS\n'),
     "all arguments in quotes": (DAPO, 'trl grpo --loss_type grpo "$@"\n'),
@@ -156,6 +194,18 @@ def test_what_the_user_should_know_is_said_once(excluded):
     assert notes[0].startswith("a.sh:3: --bf16 begins a command of its own, so the run does not get it: a comment ")
     assert notes[1] == "a.sh has 2 commands (lines 1, 5): a setting counts if each of them has it"
     assert len(notes) == 3
+
+
+@pytest.mark.parametrize(
+    ("run", "word", "file"),
+    [
+        ("python3 -m verl.trainer.main_ppo x.y=1 $@", "$@", "the `.hydra/overrides.yaml` of the run's output"),
+        ("swift rlhf --rlhf_type grpo $MORE", "$MORE", "the options that the run has saved as YAML or JSON"),
+    ],
+)
+def test_the_next_step_where_options_are_not_known(excluded, run, word, file):
+    said = f"a.sh: {word} may add options: replace it by its value, or give {file}; no bug is excluded"
+    assert excluded(ANSWER, {"a.sh": run}) == ("", [said])
 
 
 def test_words_are_those_of_the_shell():
