@@ -156,7 +156,7 @@ def _publish(name: str, size: str, relations: list[Relation], trained_on: Traine
         text = ["", f"rlhf-patches rehearse: {name}, {size}", *table.lines(relations)]
         met, ran = acted()
         text += ["", *(f"repaired: {name}{how}" for name, how in met.items())] if met else []
-        text += [f"ran, bug condition unknown: {', '.join(ran)}"] if ran else []
+        text += [f"patches whose code ran, bug condition unknown: {', '.join(ran)}"] if ran else []
         if trained_on is not None:
             colors = sys.stdout.isatty()
             text += ["", "first row, tokens with a label in " + ("green:" if colors else "[brackets]:")]
