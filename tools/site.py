@@ -24,6 +24,7 @@ import record  # noqa: E402
 
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+((?!patches/|[a-z-]+\.md)[^)]+)\)")
 _CODE = re.compile(r"(`+)(.+?)\1")
+_FETCHED = 'src="https://unpkg.com/iframe-worker/shim"'  # by which the search would work over file://
 _START = """\
 {head}
 
@@ -90,7 +91,11 @@ def build(folder: Path) -> Path:
     settings = (ROOT / "tools" / "mkdocs.yml").read_text(encoding="utf-8")
     (folder / "mkdocs.yml").write_text(settings.replace("VERSION", __version__), encoding="utf-8")
     subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=folder, check=True)
-    return folder / "html"
+    built = folder / "html"
+    for page in built.rglob("*.html"):
+        ours = f'src="{"../" * (len(page.relative_to(built).parts) - 1)}assets/worker.js"'
+        page.write_text(page.read_text(encoding="utf-8").replace(_FETCHED, ours), encoding="utf-8")
+    return built
 
 
 def _within(markdown: str) -> str:

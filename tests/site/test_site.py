@@ -90,6 +90,40 @@ def test_what_is_typed_is_looked_for(built):
     assert found(with_script(built / "find.html", typing)) == ["peft-save-adapter-prefix"]
 
 
+SEARCH = """async () => {
+  const pause = milliseconds => new Promise(resolve => setTimeout(resolve, milliseconds));
+  const roots = () => [...document.querySelectorAll("*")].map(each => each.shadowRoot).filter(root => root);
+  document.querySelector("button.md-search__button").click();
+  await pause(1500);
+  const field = roots().map(root => root.querySelector("input")).find(each => each);
+  field.value = "prefix cache";
+  field.dispatchEvent(new Event("input", {bubbles: true}));
+  await pause(2000);
+  document.body.dataset.found = roots().map(root => root.textContent).join(" ");
+}"""
+
+
+@in_a_browser
+@pytest.mark.parametrize("page", ["cli.html", "patches/trl-sft-first-label.html"])
+def test_the_search_works_without_a_server_or_the_net(built, page):
+    assert "unpkg.com" not in (built / page).read_text()
+    (found,) = re.findall(r'data-found="([^"]*)"', opened(with_script(built / page, SEARCH)))
+    assert "nemo-rl-async-prefix-cache" in found
+    assert "Search is unavailable" not in found
+
+
+@in_a_browser
+@pytest.mark.parametrize("width", [800, 1220, 1400, 1920])
+def test_no_column_of_the_catalogue_is_cut(built, width):
+    measure = (
+        "() => { const around = document.querySelector('.md-typeset__scrollwrap');"
+        "document.body.dataset.widths = around.scrollWidth + ' ' + around.clientWidth; }"
+    )
+    text = opened(with_script(built / "find.html", measure), "", f"--window-size={width},900")
+    ((inside, outside),) = re.findall(r'data-widths="(\d+) (\d+)"', text)
+    assert int(inside) <= int(outside)
+
+
 @in_a_browser
 @pytest.mark.parametrize(("wanted", "scheme"), [("0", "slate"), ("1", "default")])
 def test_it_is_dark_where_the_system_is(built, wanted, scheme):
