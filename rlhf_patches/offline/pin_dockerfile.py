@@ -182,7 +182,10 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
             continue
         if heredoc is not None:  # a file's contents, or another program's
             end, document, first = heredoc[1], [], number + 1
+        later = [(first, "SHELL", "")] if whole.lstrip()[:7].upper() == "ONBUILD" else []  # in another build
+        yield from later
         yield first if heredoc is None else number, read[1].upper(), _HEREDOC.sub("", read[2]) if heredoc else read[2]
+        yield from later
     read = _INSTRUCTION.fullmatch(begun) if begun else None
     if read is not None:
         yield first, read[1].upper(), read[2]

@@ -256,6 +256,21 @@ INPUTS = [
     ("Dockerfile", DOCKER + "RUN poetry install --no-root\n", 1, ["installs the contents of a file: pass that file"]),
     ("Dockerfile", DOCKER + "RUN uv pip sync a.txt && uv sync\n", 1, ["2 entries not understood"]),
     ("Dockerfile", DOCKER + "COPY trl /src/trl\n", 1, ["COPY 'trl /src/trl' is not read"]),
+    # As other tools have them.
+    ("pyproject.toml", PROJECT + "[tool.hatch.envs.a]\ndependencies = ['trl==1.5.0']", 1, ["tool.hatch.envs.a"]),
+    ("pyproject.toml", PROJECT + "[tool.pdm.dev-dependencies]\na = ['trl==1.5.0']", 1, ["tool.pdm.dev-dependencies"]),
+    ("pyproject.toml", PROJECT + "[tool.rye]\ndev-dependencies = ['trl==1.5.0']", 1, ["tool.rye.dev-dependencies"]),
+    ("pixi.toml", "[dependencies]\nx = '1'\n[pypi-dependencies]\ntrl = '==1.5.0'\n", 2, ["none of their tables"]),
+    ("pixi.lock", "version: 6\npackages:\n- pypi: x\n  name: trl\n  version: 1.5.0\n", 2, ["names no release"]),
+    ("ci.yml", "jobs:\n  a:\n    steps:\n    - run: pip install trl==1.5.0\n", 2, ["neither environment.yml"]),
+    ("sky.yaml", "setup: |\n  pip install x==1 trl==1.5.0\nrun: python a.py\n", 2, ["neither environment.yml"]),
+    ("app.py", "import modal\nimage = modal.Image.debian_slim().pip_install('trl==1.5.0')\n", 2, ["names no release"]),
+    ("nb.ipynb", '{"cells": [{"source": ["!pip install trl==1.5.0"]}]}', 2, ["neither a Pipfile.lock"]),
+    ("a.sh", "pip install x==1\nuv run --with trl==1.5.0 a.py\n", 1, ["only `pip install` is"]),
+    ("a.sh", "for p in trl==1.5.0 x==1; do pip install $p; done\n", 2, ["'$p' is not a requirement"]),
+    ("Dockerfile", DOCKER + "RUN uv add trl==1.5.0\n", 1, ["only `pip install` is"]),
+    ("Dockerfile", DOCKER + "COPY <<EOF /r.txt\ntrl==1.5.0\nEOF\nRUN pip install -r /r.txt\n", 1, ["'/r.txt', which"]),
+    ("setup.cfg", "[options]\ninstall_requires = file: r.txt\n", 2, ["'file: r.txt' is not read"]),
 ]  # fmt: skip
 
 
@@ -269,7 +284,7 @@ def test_nothing_is_clean_that_was_not_looked_up(audited, name, text, status, sa
 
 
 def test_they_are_as_many_as_were_asked_for():
-    assert len(INPUTS) >= 40
+    assert len(INPUTS) >= 60
     assert 0 not in {status for _, _, status, _ in INPUTS}
 
 

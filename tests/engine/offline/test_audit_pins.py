@@ -171,6 +171,8 @@ REPLACED = {
     "in another environment": (". /opt/venv/bin/activate && pip install trl==2", False),
     "on another path": ("true\nENV PATH=/opt/venv/bin:$PATH\nRUN pip install trl==2", False),
     "in a shell of conda": ('true\nSHELL ["conda", "run", "-n", "x"]\nRUN pip install trl==2', False),
+    "in another build": ("true\nONBUILD RUN pip install trl==2", False),
+    "after what is for another build": ("true\nONBUILD RUN pip install trl==1\nRUN pip install trl==2", False),
     "in another stage": ("true\nFROM y\nRUN pip install trl==2", False),
     "for another Python": ("pip install 'trl==2; python_version<\"3\"'", False),
     "what only constrains": ("pip install -c a.txt x==1", False),
