@@ -21,6 +21,7 @@ import accelerate_cases
 import deepspeed_cases
 import megatron_core_cases
 import peft_cases
+import rehearse_cases
 import reward_cases
 import rollout_cases
 import skyrl_cases
@@ -47,6 +48,7 @@ SESSIONS = {
         *transformer_engine_cases.GROUPS,
         *verl_cases.GROUPS,
         *reward_cases.GROUPS,
+        *rehearse_cases.VERL_GROUPS,
     ),
     "demo-trl": (
         *transformers_cases.GROUPS,
@@ -55,6 +57,7 @@ SESSIONS = {
         *accelerate_cases.GROUPS,
         *deepspeed_cases.GROUPS,
         *torch_cases.GROUPS,
+        *rehearse_cases.GROUPS,
     ),
     "demo-vllm": vllm_cases.GROUPS,
 }
@@ -72,6 +75,7 @@ NOTES = {
     "accelerate": "What is left of an epoch, compared with the same loop without a stop.",
     "math-verify": "Rewards, compared with those that the same function gives on the main thread.",
     "transformers": "Gradients of an optimizer step, compared with the mean of the micro-batches' losses in float64.",
+    "rehearse": "A run's own relation between gradients, losses or adapters, without another implementation.",
     "torch": "A fork that builds is killed, and another one loads: for how long it waits.",
     "trl": "ZeRO-3, compared with the same without partitioning; gathers in forward + backward. Gradients of GRPO.",
 }
