@@ -27,20 +27,20 @@ def by_name(full: Mapping[str, Any], sharded: Mapping[str, Any]) -> Iterator[tup
 
 PATCH = Patch(
     name="accelerate-fsdp2-load-by-position",
-    summary="FSDP2's efficient loading sends each parameter by name, also if the state has other entries",
+    summary="FSDP2's efficient loading sends each parameter by name, also if the state dict has other entries",
     harm="hang",
     bug="FSDP2's efficient loading sends parameters by position: rank 0 fails, the others wait forever",
-    when="FSDP2 with cpu_ram_efficient_loading, and a state with more entries than parameters (QLoRA)",
+    when="FSDP2 with cpu_ram_efficient_loading, and a state dict with more entries than parameters (QLoRA)",
     excluded_by=("fsdp_config.fsdp_version=1|absent", "fsdp_config.fsdp_cpu_ram_efficient_loading=false"),
     symptom="""\
-FSDP2 with `cpu_ram_efficient_loading` (the default) and QLoRA: `accelerator.prepare` fails on rank 0 with
+With FSDP2, `cpu_ram_efficient_loading` (the default) and QLoRA, `accelerator.prepare` fails on rank 0 with
 ``AttributeError: `weight` is not an nn.Module``, and the other ranks wait in a broadcast until NCCL's timeout. The bug
-affects any model whose state has more entries than parameters once it is sharded, as with bitsandbytes' 4-bit weights
-(`weight.absmax` and others).""",
+affects any model whose state dict has more entries than parameters once it is sharded, as with bitsandbytes' 4-bit
+weights (`weight.absmax` and others).""",
     cause="""\
-On rank 0 `fsdp2_load_full_state_dict` iterates over the state of the whole model and that of the sharded one with
-`zip`, and the other ranks iterate over the sharded one's. bitsandbytes writes its entries only for weights that are
-not sharded, so from the first such entry on rank 0 broadcasts tensors that the others do not expect.""",
+On rank 0 `fsdp2_load_full_state_dict` iterates with `zip` over the state dicts of the whole and of the sharded model.
+The other ranks iterate over that of the sharded model. bitsandbytes writes its entries only for weights that are not
+sharded, so from the first such entry on rank 0 broadcasts tensors that the others do not expect.""",
     repair="""\
 Rank 0 iterates over the sharded model's names like the other ranks, and takes the tensor of that name, as in 1.14.0.
 If a name has no tensor, rank 0 does what accelerate does.""",

@@ -35,9 +35,9 @@ If every micro-batch uses every trained parameter, the run is right and needs no
 p).sum() for p in model.parameters())` to each loss, or do not offload the optimizer. ZeRO-1 alone does not help. No
 release up to 0.19.8 has a repair.
 
-An affected run is reported one step later, on the rank that has the part of such a parameter. By default only rank 0
-logs it; `RLHF_PATCHES_LOG=warning:all` makes all ranks log it, and `RLHF_PATCHES_REPORT` records it. A rank does not
-detect a step that used none of the rank's parameters.""",
+An affected run is reported one step later, on the rank whose partition of the optimizer has such a parameter. By
+default only rank 0 logs it; `RLHF_PATCHES_LOG=warning:all` makes all ranks log it, and `RLHF_PATCHES_REPORT` records
+it. A rank does not detect a step that used none of the parameters in its partition.""",
     references=(
         "https://github.com/deepspeedai/DeepSpeed/pull/7967",
         "https://github.com/deepspeedai/DeepSpeed/pull/7981",

@@ -36,9 +36,10 @@ PATCH = Patch(
         "trl=sft|dpo|grpo|kto|reward|rloo|gold",
     ),
     symptom="""\
-DeepSpeed 0.18.3 to 0.19.2, a `PipelineModule` of two stages or more, and `gradient_accumulation_steps` of N above 1.
-The last stage is right. The stage before it has 1/N of its gradient, the one before that 1/N**2, and so on: 0.250 and
-0.0625 with 4 micro-batches. The reported loss is right. Gradient norms are too low. No error is raised.""",
+The bug affects DeepSpeed 0.18.3 to 0.19.2 with a `PipelineModule` of two stages or more and
+`gradient_accumulation_steps` of N above 1. The last stage is right. The stage before it has 1/N of its gradient, the
+one before that 1/N**2, and so on: 0.250 and 0.0625 with 4 micro-batches. The reported loss is right. Gradient norms are
+too low. No error is raised.""",
     cause="""\
 Since 0.18.3, the engine divides gradients in a hook on the outputs of its module. For the last stage, this output is
 the loss. For an earlier stage, it is the activation for the next stage, and the gradient that comes back has already
@@ -46,7 +47,7 @@ been divided by the next stage.""",
     repair="""\
 Only the last stage divides, as in 0.19.3. Engines without stages and pipelines of one stage are not affected.
 
-0.18.3 and 0.18.4 train pipelines with ZeRO-1 in bfloat16 or float32 only. Without ZeRO they raise "Direct calls to
+0.18.3 and 0.18.4 can train pipelines only with ZeRO-1, in bfloat16 or float32. Without ZeRO they raise "Direct calls to
 tensor.backward() are not supported", with and without the patch.""",
     changes_numbers="""\
 From 0.18.3 to 0.19.2, every stage but the last trained on a gradient that was too small by a factor of
@@ -54,7 +55,7 @@ From 0.18.3 to 0.19.2, every stage but the last trained on a gradient that was t
 rises. Adam is invariant to such a factor, except for its epsilon, clipping and weight decay. With SGD, earlier stages
 have hardly trained. If you tuned a run without the patch, check its learning rate and its clipping threshold again.
 Remove code that multiplies gradients of earlier stages to compensate, for example in a hook. Training can continue from
-checkpoints; for some steps, Adam's moments in them are those of the smaller gradients.""",
+checkpoints; for some steps, Adam's moments in these checkpoints still reflect the smaller gradients.""",
     references=("https://github.com/deepspeedai/DeepSpeed/pull/8154",),
     variants=(
         Variant(

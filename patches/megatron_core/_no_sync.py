@@ -61,18 +61,18 @@ def patch(name: str, title: str, places: dict[Guard, str], references: tuple[str
     """
     return Patch(
         name=name,
-        summary=f"{title} may enter training more than once with --overlap-grad-reduce",
+        summary=f"{title} can enter training more than once with --overlap-grad-reduce",
         harm="crash",
-        bug="the second entry into training fails an assertion on no_sync_func",
-        when="--overlap-grad-reduce, and training that is entered once per rollout",
+        bug="training on the second rollout fails an assertion on no_sync_func",
+        when="--overlap-grad-reduce, and a training function that is called once per rollout",
         signatures=(Signature("AssertionError", MESSAGE.partition(": ")[2]),),
         symptom=f"""\
-With `--overlap-grad-reduce`, the first rollout trains. The second entry into training raises:
+With `--overlap-grad-reduce`, training on the first rollout succeeds. Training on the second rollout raises:
 
     {MESSAGE}
 {extra}""",
         cause=f"""\
-{", or ".join(f"`{target}`" for target in places.values())},
+{" or ".join(f"`{target}`" for target in places.values())}
 asserts `config.no_sync_func is None` and then installs the `no_sync` methods of the model's chunks on that config. The
 config object outlives the call, so the next entry sees its own functions from the previous one.""",
         repair="""\
@@ -82,7 +82,9 @@ required if an actor and a critic share one config. A custom `no_sync_func` fail
 message.""",
         references=references,
         variants=tuple(Variant(guard, (_rewrite(target),)) for guard, target in places.items()),
-        obsolete_when=f"when the oldest {title} in use accepts its own functions; none released so far does",
+        obsolete_when=(
+            f"when the oldest {title} in use accepts the functions that it has installed; none released so far does"
+        ),
     )
 
 

@@ -32,8 +32,8 @@ CP: with CP 4, they have a quarter of the configured coefficient. Experts become
 raised. The logged losses are right.""",
     cause="""\
 Gradients are averaged over data-parallel and context-parallel ranks. Each context-parallel rank has the gradient of its
-own part of a sequence, so their mean is the sum over CP. The language model's loss compensates for this, and the scale
-of the auxiliary losses does not.""",
+own part of a sequence, so the mean of these gradients is their sum divided by CP. The language model's loss compensates
+for this, and the scale of the auxiliary losses does not.""",
     repair="""\
 The patch multiplies the scale of the auxiliary losses by the number of context-parallel ranks. The gradient then equals
 that without context parallelism. With `--calculate-per-token-loss`, where gradients are summed, and without context
@@ -55,9 +55,9 @@ parallelism, results are bitwise identical.""",
     ),
     obsolete_when="when the oldest megatron-core in use is 0.16",
     changes_numbers="""\
-Since megatron-core 0.8.0, with context parallelism, auxiliary losses of a mixture had 1 / CP of the configured weight.
-With the patch, they have the full weight. To keep the balance of a run that was tuned without the patch, divide its
-coefficients by CP.""",
+Since megatron-core 0.8.0, with context parallelism, auxiliary losses of a mixture of experts had 1 / CP of the
+configured weight. With the patch, they have the full weight. To keep the balance of a run that was tuned without the
+patch, divide its coefficients by CP.""",
     conditions=(
         Condition(
             "megatron.core.pipeline_parallel.schedules:forward_step",

@@ -1,6 +1,4 @@
 """Patches of NVIDIA NeMo-RL."""
 
-NO_PROOF = (
-    "NeMo-RL is not a package, but a checkout in containers; the tests run its modules with stand-ins for the rest"
-)
+NO_PROOF = "NeMo-RL is not a package, but a checkout in containers; the tests run its modules with fakes for the rest"
 """Why `rlhf-patches prove` cannot run the patches that have no proof."""

@@ -24,7 +24,7 @@ PATCH = Patch(
     summary="asynchronous GRPO without in-flight updates resets the prefix cache with each weight update",
     harm="wrong data",
     affects_rollouts=True,
-    bug="after a weight update, requests read the prefix cache that older weights have computed",
+    bug="after a weight update, requests reuse the prefix cache of older weights",
     when="GRPO with `async_grpo.enabled` and without `in_flight_weight_updates`, and repeated prompts or prefixes",
     excluded_by=("grpo.async_grpo.enabled=false|absent", "grpo.async_grpo.in_flight_weight_updates=true"),
     symptom="""\
@@ -39,12 +39,13 @@ prefix remain those of the weights that computed it first, on GPUs of compute ca
 enables the cache.""",
     repair="""\
 Without `in_flight_weight_updates` the patch resets the prefix cache with each weight update, by NeMo-RL's own
-`invalidate_kv_cache`, after all generations have ended, for which `prepare_for_refit` waits. PR 3152 does this where
-`recompute_kv_cache_after_weight_updates` is set.
+`invalidate_kv_cache`, after all generations have ended, for which `prepare_for_refit` waits. PR 3152 does this if the
+flag `recompute_kv_cache_after_weight_updates` is set.
 
-The following stay as released: `in_flight_weight_updates`, with which the flag is a choice, and vLLM does not reset a
-cache that a running request holds (see PR 4018); Megatron's generation, which has no such method. main contains the fix
-for the flag alone, and its version is 0.6.0: there the patch is refused.
+The following stay as released: runs with `in_flight_weight_updates`, in which you choose by the flag, and in which vLLM
+does not reset a cache that a running request holds (see PR 4018); Megatron's generation, which has no such method.
+NeMo-RL's main branch has version 0.6.0 and contains the fix for runs with the flag, not for others. The patch is
+refused there.
 
 A report cannot tell whether a run met this bug: the code runs in an actor of NeMo-RL that has an environment of its
 own, without rlhf_patches.""",
@@ -65,10 +66,10 @@ own, without rlhf_patches.""",
             ),
         ),
     ),
-    obsolete_when="when NeMo-RL resets the cache without in-flight updates for any flag; no release so far does",
+    obsolete_when="when NeMo-RL resets the cache without in-flight updates also without the flag; none does so far",
     changes_numbers="""\
-Since 0.4.0, GRPO with `async_grpo.enabled` and without in-flight updates sampled with prefixes that older weights had
-computed. Log-probabilities of generation were those of that mixture, and importance sampling corrected for it. With the
-patch they are those of the last update's weights, and the first requests after an update compute their prompts.
-Training can continue from existing checkpoints.""",
+Since 0.4.0, GRPO with `async_grpo.enabled` and without in-flight updates sampled with a prefix cache that older weights
+had computed. The log-probabilities of generation were those of this mixture of weights, and importance sampling
+corrected for it. With the patch they are those of the last update's weights, and the first requests after an update
+compute the cache of their prompts again. Training can continue from existing checkpoints.""",
 )

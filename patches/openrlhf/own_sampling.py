@@ -24,8 +24,8 @@ temperature, also apply to the other samples of the prompt.""",
 turn, and passes the object to the environment. All samples of a prompt share one object, and each computes the maximum
 length of its first observation from the current `max_tokens`.""",
     repair="""\
-Each sample begins with a copy of the parameters with which the prompt was sent. Where all samples of a prompt begin
-with the same observation at once and no environment sets parameters, nothing changes.
+Each sample begins with a copy of the parameters with which the prompt was sent. If all samples of a prompt begin at the
+same time with the same observation, and no environment sets parameters, nothing changes.
 
 The patch does not change 0.9.1's environment, which all samples share; since 0.9.1.post1 each sample has its own.""",
     references=("https://github.com/OpenRLHF/OpenRLHF/blob/v0.11.2/openrlhf/utils/agent.py",),

@@ -16,7 +16,10 @@ PATCH = Patch(
     summary="layers_to_transform selects layers in a mixture of experts too",
     harm="wrong weights",
     bug="layers_to_transform matches an expert's number instead of its layer's: the wrong modules are adapted",
-    when="LoraConfig or another config with layers_to_transform, and target_modules within experts that are modules",
+    when=(
+        "LoraConfig or another config with layers_to_transform,"
+        " and target_modules within experts that are modules of their own"
+    ),
     excluded_by=("layers_to_transform=absent", "use_peft=false|absent", "model_family=qwen2|qwen3|llama|mistral"),
     symptom="""\
 With `layers_to_transform=[1]` and targets within the experts of a mixture (`model.layers.0.mlp.experts.1.up_proj`),

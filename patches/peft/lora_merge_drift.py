@@ -14,17 +14,18 @@ PATCH = Patch(
     when="LoRA on a model in bfloat16 or float16, and merge_adapter() at each synchronization with vLLM",
     excluded_by=("use_peft=false|absent",),
     symptom="""\
-RLHF with LoRA on a model in bfloat16 that sends weights to vLLM by `merge_adapter()` and `unmerge_adapter()` (TRL,
-ms-swift): the frozen base weights change slightly with every synchronization, without an error. After 100
-synchronizations they have changed by 0.6 to 3 % of their mean size (measured here; more with larger adapters). The
-change affects the trained model, the reference (the same weights without the adapter) and the saved adapter: loaded
-onto the original model, the adapter is another policy than the evaluated one.""",
+The bug affects RLHF with LoRA on a model in bfloat16, if the trainer sends weights to vLLM by `merge_adapter()` and
+`unmerge_adapter()` (TRL, ms-swift). The frozen base weights change slightly with every synchronization, without an
+error. After 100 synchronizations they have changed by 0.6 to 3 % of their mean size (measured here; more with larger
+adapters). The change affects the trained model, the reference (the same weights without the adapter) and the saved
+adapter: loaded onto the original model, the adapter gives a different policy from the evaluated one.""",
     cause="""\
 `Linear.merge` adds the adapter's product to the weight and rounds the sum to the weight's dtype; `Linear.unmerge`
 subtracts the product and rounds again. The second rounding does not recover what the first one dropped.""",
     repair="""\
-`merge` keeps a copy of the weight. `unmerge` restores the copy if that undoes exactly the merge: the copy with the same
-adapters merged into it again must be the present weight, bit for bit. PEFT's own way is taken in these cases:
+`merge` keeps a copy of the weight. `unmerge` restores the copy if this undoes the merge and no other change. To check
+this, it merges the same adapters into the copy again: the result must be the present weight, bit for bit. PEFT's own
+`unmerge` runs in these cases:
 
 - the weight, the adapter or its scaling has changed in between;
 - DoRA, another variant or `lora_bias` is merged;

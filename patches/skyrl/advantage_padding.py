@@ -36,16 +36,16 @@ the advantages of all others.""",
     cause="""\
 SkyRL computes the mean over all positions of the batch, including padding, and the variance around that mean over
 responses. With GRPO, RLOO and REINFORCE++ padding counts as advantages of 0, so the mean is too small by the share of
-padding in the batch, and the variance is too large by the square of this difference. With GAE padding holds residual
-values of the recursion and the critic.""",
+padding in the batch, and the variance is too large by the square of the difference between the two means. With GAE,
+padding holds values that remain from GAE's recursion and from the critic.""",
     repair="""\
 The patch computes the mean with SkyRL's own `masked_mean` over `response_mask`, which the variance already uses.
 Advantages become A' = (A - mean(A)) / std(A) over all tokens of the batch's responses, as in REINFORCE++ (Hu et al.,
 [arXiv:2501.03262](https://arxiv.org/abs/2501.03262), global advantage normalization), and enter the clipped objective
 of PPO (Schulman et al., [arXiv:1707.06347](https://arxiv.org/abs/1707.06347), equation 7).""",
     changes_numbers="""\
-All releases of SkyRL from 0.1.0 on subtract a mean that is too small with `advantage_batch_normalize=true`, by the
-share of padding in the batch. The remainder pushed all tokens of a step up or down together, most where long responses
+With `advantage_batch_normalize=true`, all releases of SkyRL from 0.1.0 on subtract a mean that is too small by the
+share of padding in the batch. The difference pushed all tokens of a step up or down together, most where long responses
 are better or worse than short ones. With the patch such a run gets different advantages from the next step on. Training
 can continue from existing checkpoints; review a learning rate or a clipping range that was tuned without the patch.
 Runs without that setting, which is off by default, are not affected.""",

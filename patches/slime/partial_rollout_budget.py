@@ -74,13 +74,14 @@ error is raised, unless the context or the training memory runs out.""",
 Until 0.2.4, these were subtracted.""",
     repair="""\
 For an aborted sample, the patch subtracts the tokens that it already has: with `--rollout-max-response-len` L and n
-tokens, it asks for L - n. If none is left, the sample is truncated, as slime does with 0, and no request is sent. The
-caller's dictionary, which several turns or samples may share, is not written to, as upstream does (PR 2261).
+tokens, it asks for L - n. If no tokens are left, the sample is truncated, as slime does itself if `max_new_tokens` is
+0, and no request is sent. Unlike upstream's fix (PR 2261), the patch does not write to the caller's dictionary, which
+several turns or samples may share.
 
-These are as released: samples without a response, and those that were not aborted (a custom function's later turns); a
-`max_new_tokens` that a custom function has reduced below the rest; a response of several turns that is already longer
-than L. main has the repair and still has version 0.3.1: the patch is refused there because its code is not that of
-0.3.1, and is not needed.""",
+The following stay as released: samples without a response, and those that were not aborted (a custom function's later
+turns); a `max_new_tokens` that a custom function has already reduced below the number of tokens that are left; a
+response of several turns that is already longer than L. slime's main branch has the repair, and still has version
+0.3.1. The patch is refused there, because the code is not that of release 0.3.1. It is not needed there either.""",
     references=("https://github.com/THUDM/slime/pull/2261",),
     variants=(
         Variant(

@@ -11,9 +11,9 @@ from typing import Any
 from rlhf_patches import Guard, Patch, Variant, Wrap
 
 _DROPOUT = """\
-With dropout above 0, the reference log-probabilities differ from one pass to the next on the same batch. A policy has
-a KL divergence from itself that is not 0. DPO's, KTO's and GRPO's losses, rewards and gradients contain that noise. No
-error is raised."""
+With dropout above 0, the reference log-probabilities differ from one pass to the next on the same batch. The KL
+divergence of a policy from itself is then not 0. DPO's, KTO's and GRPO's losses, rewards and gradients contain that
+noise. No error is raised."""
 _ADAPTER = """\
 With a reference adapter (`--ref_adapters`), a caught exception inside the context (out of memory, an interrupt, a bad
 batch) leaves the reference adapter active: from then on it is trained, and the policy's adapter is not."""
@@ -23,13 +23,13 @@ Contexts of one model may be nested or overlap, also in several threads: all of 
 left. If two contexts use different adapters, the adapter of the one that was entered last is active."""
 
 
-def _patch(name: str, places: str, texts: dict[str, Any], *variants: Variant) -> Patch:
+def _patch(name: str, places: str, command: str, texts: dict[str, Any], *variants: Variant) -> Patch:
     return Patch(
         name=name,
         summary=f"{places}: the reference pass runs in eval mode and leaves modes and adapters as they were",
         harm="wrong gradient",
-        bug="the reference pass runs in training mode, with dropout, and switches modes and adapters",
-        when="LoRA, and the policy without its adapter, or with the reference adapter, as the reference model",
+        bug="the reference pass runs in training mode, with dropout, and may leave modes and adapters switched",
+        when=f"{command} with LoRA; the reference is the policy without its adapter or with the reference adapter",
         references=("https://github.com/modelscope/ms-swift",),
         variants=variants,
         obsolete_when=(
@@ -49,58 +49,62 @@ def _around(trainer: str, implementation: str, fingerprints: dict[str, str]) -> 
 
 _MEGATRON = {
     "symptom": f"""\
-Megatron training with LoRA (`megatron rlhf`), with the policy itself as the reference model, without its adapter or
-with the reference adapter.
+The bug affects Megatron training (`megatron rlhf`) with LoRA, if the reference model is the policy itself, without its
+adapter or with the reference adapter.
 
 {_DROPOUT}
 
 With full activation checkpointing (`--recompute_granularity full`), the reference pass runs checkpointed forwards
-although nothing has to be recomputed. TransformerEngine was reported to raise "Input x is not allocated!" in one (not
-reproduced here, without a GPU; with the patch there is no such forward).
+although nothing has to be recomputed. TransformerEngine was reported to raise "Input x is not allocated!" in such a
+forward. This was not reproduced, because it needs a GPU; with the patch there is no such forward.
 
 {_ADAPTER}""",
     "cause": """\
-`null_ref_context` switches adapters and keeps the mode: the policy is in training mode, and its reference pass too.
-`set_adapter('ref_adapter')` is undone after the `yield`, outside a `finally`.""",
+`null_ref_context` switches adapters but not the mode: the policy is in training mode, so its reference pass also runs
+in training mode. `set_adapter('ref_adapter')` is undone after the `yield`, outside a `finally`.""",
     "repair": f"""\
-The release's own context runs inside ours. While it is open, every module of the reference models (each pipeline
-chunk's) is in eval mode. When it is left, normally or by an exception, even one raised while it is entered, every
-module has its previous `training` flag. (`train()` on the whole model would put frozen parts that were kept in eval
-mode into training mode.) The active and the disabled adapters are those from before, and each of their parameters is
-as trainable as it was.
+The patch runs ms-swift's own context inside another one. While it is open, every module of the reference models (each
+pipeline chunk's) is in eval mode. When the context is left, normally or by an exception, even one raised while it is
+entered, every module has its previous `training` flag. The patch does not call `train()` on the whole model, because
+that would also switch frozen parts that were in eval mode. The same adapters are active and disabled as before, and
+each of their parameters is as trainable as it was.
+
 {_OVERLAP}
 
 Full fine-tuning has separate reference models, already in eval mode: nothing changes.
 
-The patch does not repair that ms-swift 4.6 computes the *policy's* old log-probabilities in eval mode and calls
-`train()` on the whole model afterwards.""",
+Not repaired: ms-swift 4.6 computes the *policy's* old log-probabilities in eval mode, and calls `train()` on the whole
+model afterwards.""",
 }
 
 _TRANSFORMERS = {
     "symptom": f"""\
-Training without Megatron (`swift rlhf`), with LoRA, with the policy itself as the reference model, without its adapter
-or with the reference adapter.
+The bug affects training without Megatron (`swift rlhf`) with LoRA, if the reference model is the policy itself, without
+its adapter or with the reference adapter.
 
-With `disable_dropout` false (the default for GRPO, not for DPO and KTO): {_DROPOUT[0].lower()}{_DROPOUT[1:]}
+The following needs `disable_dropout` false, which is the default for GRPO, but not for DPO and KTO. {_DROPOUT}
 
 {_ADAPTER}""",
     "cause": """\
-A separate reference model is put into eval mode when it is prepared. An adapter has no such step: the policy is in
-training mode, and its reference pass too. `set_adapter` is undone after the `yield`, outside a `finally`.""",
+A separate reference model is put into eval mode when it is prepared. With an adapter, nothing does this: the policy is
+in training mode, so its reference pass also runs in training mode. `set_adapter` is undone after the `yield`, outside a
+`finally`.""",
     "repair": f"""\
-The release's own context runs inside ours. While it is open, every module within the trainer's model (PEFT's wrapper)
-is in eval mode. The wrapper's own flag, which affects no computation, does not change: GRPO's trainer uses it in the
-context to choose between the batch size of training and that of evaluation. When the context is left, normally or by
-an exception, even one raised while it is entered, every module has its previous `training` flag. The active and the
-disabled adapters are those from before, and each of their parameters is as trainable as it was.
+The patch runs ms-swift's own context inside another one. While it is open, every module within the trainer's model
+(PEFT's wrapper) is in eval mode. The wrapper's own flag, which affects no computation, does not change: GRPO's trainer
+uses it in the context to choose between the batch size of training and that of evaluation. When the context is left,
+normally or by an exception, even one raised while it is entered, every module has its previous `training` flag. The
+same adapters are active and disabled as before, and each of their parameters is as trainable as it was.
+
 {_OVERLAP}
 
-With `disable_dropout`, there was no noise, and results are unchanged.""",
+With `disable_dropout`, there was no noise without the patch, and results are unchanged.""",
 }
 
 PATCH = _patch(
     "swift-null-ref-context",
     "Megatron trainers",
+    "megatron rlhf",
     _MEGATRON,
     Variant(
         Guard("ms-swift", ">=3.7.0,<3.9.0"),
@@ -146,6 +150,7 @@ _DPO = _around(
 PATCH_HF = _patch(
     "swift-null-ref-context-hf",
     "Trainers without Megatron",
+    "swift rlhf",
     _TRANSFORMERS,
     Variant(
         Guard("ms-swift", ">=3.8.0,<4.0.0"),

@@ -107,7 +107,7 @@ PATCH = Patch(
     summary="every sample of the training data is drawn, for any number of ranks",
     harm="wrong data",
     bug="the last samples of the data set are never drawn",
-    when="several ranks without Megatron, and a data set that the ranks do not divide",
+    when="several ranks without Megatron, and a data set whose size is not a multiple of their number",
     symptom="""\
 Training without Megatron on several ranks (`swift pt`, `swift sft`, DPO, KTO, reward models; not with sequence
 parallelism, which has its own sampler): the last samples of the data set, at most one less than the number of

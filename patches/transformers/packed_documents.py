@@ -74,8 +74,8 @@ ignores every model's positions (`Trainer` and TRL switch it off).""",
     ),
     changes_numbers="""\
 With the patch, the loss of packed gpt-oss and AFMoE is that of the single documents: lower or higher by a percent or
-so. Checkpoints trained with the bug have learned to read documents after others. Evaluation on single documents was not
-affected.""",
+so. Checkpoints trained with the bug have learned to read documents with other documents before them. Evaluation on
+single documents was not affected.""",
     conditions=(
         Condition(
             "transformers.models.gpt_oss.modeling_gpt_oss:GptOssModel.forward", f"{__package__}._conditions:not_packed"

@@ -84,6 +84,7 @@ The checkpoints are complete and need no repair. If you have resumed a run witho
 Since 5.0.0, resuming a mixture of experts, or loading its best checkpoint at the end, has not loaded the experts and
 routers: they kept their initial values, or those of the last step. Since 4.52.0 the same has happened to most weights
 of a vision-language model. With the patch these weights come from the checkpoint. Resume from the checkpoint before the
-first such interruption; a best model that was saved at the end is in its checkpoint's folder.""",
+first such interruption; if a wrong best model was saved at the end, the right one is in the folder of its
+checkpoint.""",
     conditions=(Condition(f"{_TRAINER}._load_from_checkpoint"), Condition(f"{_TRAINER}._load_best_model")),
 )

@@ -81,11 +81,12 @@ decorator), and logs its name in one line on rank 0. Such code may correct the s
 with its own `get_train_dataloader` or `_get_train_sampler`, which may yield each token once, and to a training loop, a
 `_clip_grad_norm` or a hook of a parameter's gradient of your own.""",
     changes_numbers="""\
-With A `gradient_accumulation_steps` and N ranks, GKD trained on gradients 1 / N times their size since TRL 1.7.0, GOLD
-on 1 / (A N), and on A times with `use_uld_loss` or before 1.7.0. With the patch gradients and the logged loss have
-their correct size. If a run was tuned without the patch, multiply its clipping threshold by the factor by which the
-gradient grows, and with SGD divide its learning rate by it; Adam sees the factor only in clipping and in its epsilon.
-Remove any correction of your own elsewhere, as in a callback or an optimizer.""",
+Let A be `gradient_accumulation_steps` and N the number of ranks. Since TRL 1.7.0, GKD trained on gradients 1 / N times
+their size, and GOLD on gradients 1 / (A N) times their size. With `use_uld_loss` or before 1.7.0, GOLD trained on
+gradients A times their size. With the patch gradients and the logged loss have their correct size. If a run was tuned
+without the patch, multiply its clipping threshold by the factor by which the gradient grows, and with SGD divide its
+learning rate by it; with Adam, the factor matters only for clipping and epsilon. Remove your own corrections, for
+example in a callback or an optimizer.""",
     references=(
         "https://github.com/huggingface/trl/issues/4719",
         "https://github.com/huggingface/trl/pull/6006",

@@ -132,7 +132,7 @@ PATCH = Patch(
     name=_NAME,
     summary="DPO on conversations trains on answers that end once, as the chat template ends them",
     harm="wrong data",
-    bug="every chosen and rejected answer ends twice",
+    bug="every chosen and rejected answer ends with two end-of-sequence tokens",
     when="DPOTrainer on conversations",
     excluded_by=("trl=sft|grpo|kto|reward|rloo|gold",),
     symptom="""\

@@ -38,9 +38,9 @@ code may correct the size already. Your own training loop, `_clip_grad_norm` or 
 so as well: with these, too, the patch changes nothing.""",
     changes_numbers="""\
 Since TRL 0.22.0, GRPO with a dapo, cispo or vespo loss, S `steps_per_generation` and A `gradient_accumulation_steps`
-other than S, trained on gradients A / S times their size, and logged such gradient norms. With the patch gradients
-have their correct size. If a run was tuned without the patch, multiply its clipping threshold by S / A, and with SGD
-its learning rate by A / S; Adam sees the factor only in clipping and in its epsilon.""",
+other than S, trained on gradients A / S times their size, and logged such gradient norms. With the patch gradients have
+their correct size. If a run was tuned without the patch, multiply its clipping threshold by S / A, and with SGD its
+learning rate by A / S; with Adam, the factor matters only for clipping and epsilon.""",
     references=(
         "https://github.com/huggingface/trl/issues/5619",
         "https://github.com/huggingface/trl/pull/6024",

@@ -99,7 +99,7 @@ _WITHOUT_FIELDS = Rewrite(
 
 PATCH = Patch(
     name=_NAME,
-    summary="GRPO with tools and vLLM on several ranks: each rank continues its own conversations, all ranks in step",
+    summary="GRPO with tools and vLLM on several ranks: each rank gets the completions of its own conversations",
     harm="wrong data",
     affects_rollouts=True,
     bug="ranks with different numbers of tool calls get each other's completions, or wait forever",
@@ -110,26 +110,26 @@ The bug affects `GRPOTrainer` with `tools` (or environments) on several ranks, a
 with `vllm_tensor_parallel_size` above 1. If ranks have different numbers of conversations that continue after a tool
 call, some conversations receive the completion of another rank's conversation, with its log-probabilities, without an
 error. Or the run raises `IndexError: list index out of range`. If one rank has no conversations left and another has
-some, the ranks hang, or gathering fails.""",
+some, the ranks hang, or a gather fails.""",
     cause="""\
 `VLLMGeneration.generate` gathers the prompts of all ranks, and each rank takes the completions from `rank *
 len(prompts)` on, where `len(prompts)` is its own number of prompts. In the tool loop this number differs between
 ranks. In addition, a rank leaves the loop when its own conversations have ended, while other ranks still gather.""",
     repair="""\
-Each rank takes as many completions as it gave prompts, after those of the ranks before it, by the numbers of prompts
-that the existing gather returns. Ranks that generate together leave the loop together: once per turn they check
-whether a conversation of any rank continues, which is one more collective, of one number. A rank without conversations
-takes part without prompts. While a rank's tools run, the other ranks wait, as before. One rank, vLLM in a separate
-process on each rank, and runs without vLLM or without tools have no additional collective and stay bit for bit
-identical. The patch does not change when a trainer with its own `_generate`, `_tool_call_loop` or
-`_generate_single_turn` leaves the loop.
+Each rank takes as many completions as it gave prompts, and skips those of lower ranks. The existing gather returns each
+rank's number of prompts. Ranks that generate together leave the loop together: once per turn they check whether a
+conversation of any rank continues, which is one more collective, of one number. A rank without conversations takes part
+without prompts. While a rank's tools run, the other ranks wait, as before. One rank, vLLM in a separate process on each
+rank, and runs without vLLM or without tools have no additional collective and stay bit for bit identical. A trainer
+with its own `_generate`, `_tool_call_loop` or `_generate_single_turn` leaves the loop at the same point as without the
+patch.
 
 Not repaired: the distillation trainer's loop (1.11.0 and later), DPPO's (until 1.8.0), vLLM in the trainer's processes
 before 0.29.1, and other causes that make ranks wait for one another during generation, namely ZeRO-3 and FSDP without
 vLLM or with its sleep mode.""",
     changes_numbers="""\
-Since TRL 1.0.0, GRPO with tools and a vLLM server mixed up conversations after a tool call on several ranks. A run
-that did not hang or fail has trained on such texts, and is not comparable with a run with the patch.""",
+Since TRL 1.0.0, GRPO with tools and a vLLM server mixed up conversations after a tool call on several ranks. A run that
+did not hang or fail has trained on such mixed conversations, and is not comparable with a run with the patch.""",
     references=("https://github.com/huggingface/trl/pull/6673",),
     variants=(
         Variant(Guard("trl", ">=0.29.1,<1.1.0"), _CHANGES),

@@ -28,12 +28,13 @@ def _read(target: str, model: str, default: str = "None", function: str = "scale
 
 PATCH = Patch(
     name="trl-logit-scaling",
-    summary="TRL's own output heads scale logits as the model's forward does",
+    summary="the logits that TRL computes itself have the scale and the cap of the model's forward",
     harm="wrong gradient",
     bug="losses and log-probabilities come from logits without the model's own factor or cap",
     when=(
-        "Granite, Falcon-H1, MiniCPM3 or HyperCLOVA X in SFT (loss_type chunked_nll, the default since 1.7.0), and with"
-        " use_liger_kernel in 1.14; Inkling, RecurrentGemma and xLSTM in these and in all trainers since 1.15.0"
+        "Granite, Falcon-H1, MiniCPM3 or HyperCLOVA X in SFT (loss_type chunked_nll, the default since 1.7.0), and"
+        " with use_liger_kernel in 1.14; Inkling, RecurrentGemma and xLSTM in the same cases,"
+        " and since 1.15.0 in all trainers"
     ),
     excluded_by=(
         "trl=reward",
@@ -51,10 +52,10 @@ To save memory, TRL multiplies the backbone's hidden states by the weight of the
 HyperCLOVA X) and `lm_head_multiplier` (Falcon-H1) before 1.15.0; `logits_mup_width_multiplier` (Inkling),
 `logits_soft_cap` (RecurrentGemma) and `output_logit_soft_cap` (xLSTM) up to 1.16.0.""",
     repair="""\
-Where TRL reads these two settings, the patch reads the settings of the model's class. It does so if the model has the
-forward of a class of transformers. `logit_scale` and `final_logit_softcapping` of a config have precedence, so a run in
-which you have set `logit_scale = 1 / logits_scaling` does not change. A model with your own `forward`, or with code of
-the hub, stays as released.
+Where TRL reads these two settings, the patch reads the settings of the model's class. It does so if the model's
+`forward` is that of one of transformers' own classes. `logit_scale` and `final_logit_softcapping` of a config have
+precedence, so a run in which you have set `logit_scale = 1 / logits_scaling` does not change. A model with your own
+`forward`, or with code from the Hub, stays as released.
 
 Not repaired: vision-language models whose text config has a factor or a cap that their own forward does not apply
 (Llava with Gemma 2, Cohere2Vision); `DistillationTrainer`, asynchronous GRPO and asynchronous distillation; Liger's own
@@ -62,9 +63,9 @@ losses, in DPO, KTO and GRPO before 1.14.0; the padding of Inkling's vocabulary,
 ModernBERT's decoder and the decoders of BERT's family, which have more layers between the backbone and the head. In SFT
 before 1.15.0 use `loss_type="nll"` for these.""",
     changes_numbers="""\
-From 1.7.0 to 1.14.2, SFT trained these models with the loss of logits that were `logits_scaling` times too large, or
-`1 / lm_head_multiplier` times. Releases since 1.4.0 did the same with `loss_type="chunked_nll"`, and 1.14.0 to 1.14.2
-in DPO, KTO and GRPO with `use_liger_kernel`. With the patch, losses and log-probabilities are those of the model's own
+From 1.7.0 to 1.14.2, SFT trained these models with a loss of logits that were too large by a factor of `logits_scaling`
+or `1 / lm_head_multiplier`. Since 1.4.0, SFT did the same with `loss_type="chunked_nll"`. From 1.14.0 to 1.14.2, so did
+DPO, KTO and GRPO with `use_liger_kernel`. With the patch, losses and log-probabilities are those of the model's own
 forward, from the next start on. Do not continue such a run: its weights have adapted to the missing factor. Start again
 from the base model.""",
     references=("https://github.com/huggingface/trl/blob/v1.16.0/trl/trainer/utils.py",),
@@ -78,6 +79,6 @@ from the base model.""",
         ),
         Variant(Guard("trl", ">=1.15.0,<=1.16.0"), _read(_FUSED, "model")),
     ),
-    obsolete_when="when the oldest trl in use reads these settings; 1.16.0, the newest, reads some",
+    obsolete_when="when the oldest trl in use reads these settings; 1.16.0, the newest, reads some of them",
     conditions=tuple(map(Condition, (_SFT, *_OF_TRAINERS, _FUSED))),
 )

@@ -107,10 +107,10 @@ equal.""",
 The patch removes the padding from each prompt; the masks then equal those of the trainer's own process. Where all
 prompts have one length nothing changes.""",
     changes_numbers="""\
-Since TRL 0.26.0, Online DPO with a vLLM server computed log-probabilities after padding wherever prompts had several
-lengths. With the patch the log-probabilities are those that vLLM samples from. The first gradients differ by a few
-percent or more, depending on the amount of padding; a model trained without the patch has learned to answer after
-padding.""",
+Since TRL 0.26.0, Online DPO with a vLLM server computed the log-probabilities with padding tokens before the
+completions wherever prompts had several lengths. With the patch the log-probabilities are those that vLLM samples from.
+The first gradients differ by a few percent or more, depending on the amount of padding; a model trained without the
+patch has learned to answer prompts that are followed by padding.""",
     references=("https://github.com/huggingface/trl/pull/6228",),
     variants=(
         Variant(Guard("trl", ">=0.23.0,<0.26.0"), (_unpadded(_OLD),)),

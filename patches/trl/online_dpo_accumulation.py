@@ -54,8 +54,8 @@ releases of transformers cannot call.""",
 Since transformers 4.46.2, except 5.2.0 to 5.5.3, Online DPO, Nash-MD and XPO without DeepSpeed trained on gradients
 `gradient_accumulation_steps` times their size, and logged such gradient norms. With the patch gradients have their
 correct size. If a run was tuned without the patch, divide its clipping threshold by that number, and with SGD multiply
-its learning rate by it; Adam sees the factor only in clipping and in its epsilon. Remove any correction of your own
-elsewhere, as in a callback or an optimizer.""",
+its learning rate by it; with Adam, the factor matters only for clipping and epsilon. Remove your own corrections, for
+example in a callback or an optimizer.""",
     references=("https://github.com/huggingface/transformers/pull/34511",),
     variants=(
         Variant(

@@ -30,7 +30,7 @@ PATCH = Patch(
     harm="wrong gradient",
     affects_rollouts=True,
     bug="vLLM's log-probabilities ignore the temperature, the trainer's do not",
-    when="GRPOTrainer on a vLLM server (in 0.23 colocate too) with a temperature other than 1",
+    when="GRPOTrainer on a vLLM server (in 0.23 also with colocate) with a temperature other than 1",
     excluded_by=("use_vllm=false|absent", "trl=sft|dpo|kto|reward|rloo"),
     symptom="""\
 `GRPOTrainer` with `vllm_mode="server"` (in 0.23.0 and 0.23.1 with `"colocate"` as well) and a `temperature` other than

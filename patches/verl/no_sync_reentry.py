@@ -12,7 +12,7 @@ PATCH = patch(
     places={Guard("verl", ">=0.6.1,<=0.9.1"): "verl.utils.megatron_utils:register_megatron_training_hooks"},
     references=("https://github.com/THUDM/slime/issues/1779",),
     extra="""
-verl asserts and installs in a loop over the model chunks, so with virtual pipeline stages that share one config
-the *first* call fails, at its second chunk.
+verl checks and installs the function in a loop over the model chunks. If virtual pipeline stages share one config,
+even the *first* call fails, at its second chunk.
 """,
 )

@@ -45,7 +45,7 @@ PATCH = Patch(
     name="verl-padding-only-micro-batch",
     summary="distillation does not raise if no token of a micro-batch counts",
     harm="crash",
-    bug="the loss raises if no token of a micro-batch counts",
+    bug="the loss raises if every token of a micro-batch is masked",
     when="distillation.enabled, and small micro-batches",
     excluded_by=("distillation.enabled=false",),
     symptom="""\

@@ -42,7 +42,7 @@ PATCH = Patch(
     summary="GAE, ReMax and the optimal token baseline count the reward of a trajectory that ends with a tool's answer",
     harm="wrong gradient",
     bug="a trajectory that ends with a tool's or a user's answer is trained without its reward",
-    when="adv_estimator=gae, remax or *optimal_token_baseline, and trajectories that end with another's tokens",
+    when="adv_estimator=gae, remax or *optimal_token_baseline, and trajectories whose last token is not the policy's",
     excluded_by=(f"algorithm.adv_estimator={_OTHERS}|reinforce_plus_plus|reinforce_plus_plus_baseline",),
     symptom="""\
 PPO (`algorithm.adv_estimator=gae`, the default), ReMax (`remax`) or the optimal token baseline

@@ -96,7 +96,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         "  rlhf-patches rehearse -- python train.py            check the gradient of this run\n"
         "  rlhf-patches run -- torchrun --nproc-per-node 8 train.py\n"
         "  rlhf-patches report run.jsonl                       check that all processes of a run agree\n"
-        "  rlhf-patches autoload on                            patch every process of this environment (images)\n"
+        "  rlhf-patches autoload on                            patch every process, for example in a container image\n"
         "  rlhf-patches try trl.trainer.utils:pad 'len($A)'    for your own patch: where a pattern matches\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

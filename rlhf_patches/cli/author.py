@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "fingerprint",
         _fingerprint,
-        "print a function's fingerprint, as Replace and Wrap list it, and its signature",
+        "print a function's fingerprint, for the fingerprints of a Replace or Wrap, and its signature",
         "rlhf-patches fingerprint trl.trainer.utils:pad trl==1.13.0 trl==1.14.2",
         wrong=(upstream.UpstreamError,),
     )

@@ -37,7 +37,7 @@ def add(commands: Commands) -> None:
     )
     command.add_argument("words", nargs="+", metavar="NAME|WORDS", help=f"{_NAME}, or words of a symptom or an error")
     command = commands.add(
-        "diff", _diff, "show a patch's change to the source installed here", "rlhf-patches diff verl-no-sync-reentry"
+        "diff", _diff, "show a patch's change to the installed source", "rlhf-patches diff verl-no-sync-reentry"
     )
     command.add_argument("name", metavar="NAME", help=_NAME)
     command.add_argument(

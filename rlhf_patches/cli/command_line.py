@@ -73,4 +73,6 @@ def add_output(command: argparse.ArgumentParser, formats: Sequence[str] = ()) ->
     form.add_argument("--json", action="store_true", help="print JSON, see docs/cli.md")
     form.add_argument("--quiet", action="store_true", help="print problems only, on standard error")
     if formats:
-        form.add_argument("--format", choices=formats, default=formats[0], help="see docs/cli.md; json equals --json")
+        form.add_argument(
+            "--format", choices=formats, default=formats[0], help="see docs/cli.md; json is the same as --json"
+        )

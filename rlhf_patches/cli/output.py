@@ -67,7 +67,9 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], below: Sequ
 def add_details(command: argparse.ArgumentParser, places: bool = True) -> None:
     """Add ``--all`` and ``--long``."""
     command.add_argument(
-        "--all", action="store_true", help="list patches of missing frameworks and of other releases, too"
+        "--all",
+        action="store_true",
+        help="also list patches of other releases, and of frameworks that are not installed",
     )
     if places:
         command.add_argument("--long", action="store_true", help="show file and line of each patched function")
@@ -119,8 +121,8 @@ def print_sum(report: Report, next_step: str) -> None:
     """Print the number of patches by status, the harm of bugs present here, and the next step."""
     bugs = [row for row in report if row.kind != WATCH]
     counts = Counter(row.status for row in bugs)
-    by_status = ", ".join(f"{counts[status]} {status}" for status in _COLORS if counts[status])
-    print_sentence(f"{len(bugs)} known bugs: {by_status or 'none'}", style="bold")
+    by_status = ", ".join(f"{status} {counts[status]}" for status in _COLORS if counts[status])
+    print_sentence(f"{len(bugs)} known bugs, by status: {by_status or 'none'}", style="bold")
     harm = pages.counted(row for row in report if row.is_there)
     if harm:
         print_sentence(f"In the packages installed here: {harm}.")

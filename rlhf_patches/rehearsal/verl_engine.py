@@ -130,8 +130,8 @@ class EngineRehearsal:
         measured = f"{largest:.1g}"
         if largest <= _FINE:
             return Relation(RATIO, Verdict.HOLDS, measured, "every token's ratio is 1 before the first update")
-        text = "largest difference of a token from the engine's own log-probability; causes: rounding in half precision,"
-        text += " rollout log-probabilities (bypass mode), or another temperature or mask"
+        text = "largest difference of a token from the engine's own log-probability; causes: rounding in half"
+        text += " precision, rollout log-probabilities (bypass mode), or another temperature or mask"
         return Relation(RATIO, Verdict.NOTE, measured, text)
 
     def _trained(self) -> Relation:

@@ -212,9 +212,10 @@ def test_doctor_begins_with_a_count_and_list_ends_with_it_and_problems_are_first
     for command in ("doctor", "list"):
         out = said(command)[1].splitlines()
         assert first_row(out) == [toy_slime.PATCH, "applies"]
-        (place,) = [number for number, line in enumerate(out) if line.startswith(f"{count} known bugs: 1 applies, ")]
+        head = f"{count} known bugs, by status: applies 1, "
+        (place,) = [number for number, line in enumerate(out) if line.startswith(head)]
         assert (place == 0) is (command == "doctor")
-        assert re.search(r"\d disabled", out[place])
+        assert re.search(r"disabled \d", out[place])
         assert out[place + 1] == "In the packages installed here: 1 crash."
         assert out[place + 2].startswith("Next: `rlhf-patches explain ")
     assert toy_slime.PATCH in said("doctor")[1].partition("Next: ")[2]

@@ -29,7 +29,7 @@ def test_a_page_begins_with_them():
     head = " ".join(pages.page(patch).partition("## ")[0].split())
     assert head == (
         f"# trl-dpo-second-eos {patch.summary}. - **Harm:** wrong data. - **Bug:** every chosen and rejected answer "
-        "ends twice. - **When:** DPOTrainer on conversations."
+        "ends with two end-of-sequence tokens. - **When:** DPOTrainer on conversations."
     )
 
 

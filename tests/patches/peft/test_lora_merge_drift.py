@@ -24,7 +24,7 @@ RULE_COVERAGE = {
     "no new blocking": "because a copy that fails leaves it to PEFT; no lock, no collective",
     "base weights in bf16 or fp16 are the same, bit for bit": "test_with_it_they_are_the_same_bit_for_bit",
     "must be the present weight, bit for bit": "test_where_it_is_not_certain_PEFT_unmerges_as_ever",
-    "PEFT's own way is taken": "test_where_it_is_not_certain_PEFT_unmerges_as_ever",
+    "PEFT's own `unmerge` runs in these cases": "test_where_it_is_not_certain_PEFT_unmerges_as_ever",
     "`merge_and_unload` makes no copy": "test_merged_for_good_nothing_is_copied",
     "The merged weights, which vLLM gets, are unchanged": "test_merged_weights_are_as_right_as_before",
 }

@@ -20,7 +20,7 @@ RULE_COVERAGE = {
     "as it was until 0.2.4": "test_a_response_in_parts_is_no_longer_than_one_in_one",
     "as released": "test_the_rest_is_as_released",
     "no request is sent": "test_nothing_is_left",
-    "is not written to": "test_a_dictionary_of_the_callers",
+    "does not write to the caller's dictionary": "test_a_dictionary_of_the_callers",
 }
 WORKER = "tests.patches.slime.partial_rollout_budget_ranks"
 FILES = tuple(

@@ -27,7 +27,7 @@ RULE_COVERAGE = {
     "takes part without prompts": "test_the_ranks_leave_the_loop_together",
     "stay bit for bit identical": "test_what_was_right_is_the_same_with_no_collective_more",
     "the other ranks wait, as before": "test_one_collective_more_for_each_turn",
-    "The patch does not change when a trainer": "test_a_users_own_turn_is_not_asked_without_prompts",
+    "at the same point as without the patch": "test_a_users_own_turn_is_not_asked_without_prompts",
 }
 WORKER = "tests.patches.trl.tool_loop_ranks"
 TURNS = "trl-grpo-tool-turns"
