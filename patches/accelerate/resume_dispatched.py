@@ -60,6 +60,9 @@ Nothing changes either if all batches of an epoch are skipped, since a dispatche
 sampler without a length is skipped as released, because nothing says where its epoch ends; rank 0 logs one warning. If
 your batch sampler's length is only an upper bound of its batches, a resume at the end of an epoch can raise.
 
+Not repaired: the samples with which accelerate fills up the last step of an epoch come from the first batch after the
+resume, and not from the first batch of the epoch. This also applies to `split_batches`.
+
 If your code already passes the number of batches of all ranks to `skip_first_batches`, pass the number of steps with
 the patch.""",
     references=("https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/data_loader.py",),
