@@ -152,6 +152,7 @@ class RunConfig:
             text = inputs.text(file, _LARGEST)
         except InputError as error:
             raise RunConfigError(str(error)) from error
+        options = None
         if text.lstrip()[:1] == "{":
             data = _json(text, what)
             if _ZERO in data:
@@ -174,8 +175,10 @@ class RunConfig:
             unused = _WITHOUT.get(each.value or "", ()) if each.key == "distributed_type" else ()
             self._without += [Setting(key, _ABSENT, f"{each.value}, {each.place}") for key in unused]
         self._has_arguments |= not is_accelerates and what not in self._of_deepspeed
+        is_script = options is not None
         for each in settings:
-            self._add(each, is_accelerates)
+            if each.key != "model_family" and (is_script or each.key != "trl"):  # these keys are of this module
+                self._add(each, is_accelerates)
 
     def _add(self, setting: Setting, is_accelerates: bool) -> None:
         key, value, place = setting

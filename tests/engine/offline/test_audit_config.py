@@ -226,6 +226,10 @@ NOT_CERTAIN = [
     ({"a.yaml": f"{QWEN}\nfsdp: full_shard\n", "b.yaml": ACCELERATE}, UPCAST),
     ({"a.sh": "accelerate launch --config_file b.yaml --use_fsdp a.py --lr 1", "b.yaml": ACCELERATE}, UPCAST),
     ({"b.yaml": ACCELERATE}, UPCAST),
+    ({"a.yaml": "trl: sft\nmodel_family: qwen2\n"}, DAPO),
+    ({"a.yaml": "trl: grpo\nmodel_family: qwen2\n"}, PEFT),
+    ({"a.yaml": "trl: grpo\nmodel_family: qwen2\n"}, MOE),
+    ({"a.sh": "python a.py --model_family qwen2"}, MOE),
 ]  # fmt: skip
 
 
