@@ -124,9 +124,9 @@ class RunConfig:
         trainers, places = set[str](), dict[str, None]()
         for each in self._settings:
             is_loss = each.key == "loss_type" and each.value in _LOSSES_OF_GRPO
-            told = "grpo" if is_loss else _OF_TRAINERS.get(each.key)
-            if told and all(one.value for one in self._found(each.key)):
-                trainers = trainers & set(told.split("|")) if places else set(told.split("|"))
+            shown = "grpo" if is_loss else _OF_TRAINERS.get(each.key)
+            if shown and all(one.value for one in self._found(each.key)):
+                trainers = trainers & set(shown.split("|")) if places else set(shown.split("|"))
                 places[f"{each.key}, {each.place}"] = None
         return [Setting("trl", trainer, "; ".join(places)) for trainer in sorted(trainers)]
 
