@@ -27,6 +27,8 @@ _SCALE = 0.7310585786300049
 _RANDOM = 0.05
 """A gradient that differs by more from another random state is random; rounding in bfloat16 is 4e-03."""
 _FINE = 1e-4
+_SELECTING = ("clip_cov", "kl_cov")
+"""verl's losses that treat some tokens of each micro-batch differently, by definition."""
 _FSDP = "verl.workers.engine.fsdp."
 
 
@@ -103,10 +105,17 @@ class EngineRehearsal:
         if result.law:
             return Relation(SIZES, Verdict.HOLDS, "1.000", f"{law} ({result.deviation:.0e}, noise {noise:.0e})")
         measured = f"{result.weights[0]:.3f}"
+        if (mode := self._loss_mode()) in _SELECTING:
+            return Relation(SIZES, Verdict.NOTE, measured, f"{mode} selects tokens within each micro-batch")
         if result.factor is not None:
             return Relation(SIZES, Verdict.DEVIATES, measured, f"{result.factor:.3f} x {law}")
         text = f"{result.residual:.2g} of the gradient is not {law} (noise {noise:.0e})"
         return Relation(SIZES, Verdict.DEVIATES, measured, text)
+
+    def _loss_mode(self) -> str:
+        """The actor's ``policy_loss.loss_mode``; empty for another loss."""
+        given = self._loss.keywords if isinstance(self._loss, functools.partial) else {}
+        return str(getattr(getattr(given.get("config"), "policy_loss", None), "loss_mode", ""))
 
     def _other_size(self) -> int:
         """The rows per micro-batch that give another number of micro-batches on every rank; 0 if there are none."""

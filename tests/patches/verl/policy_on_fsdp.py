@@ -18,7 +18,7 @@ import torch
 
 from tests.patches.verl.critic_loss_scale_ranks import CASES, PROMPT, PROMPTS, RESPONSE, RESPONSES, make_rows, mesh
 
-LOSS_KEYS = ("response_mask", "old_log_probs", "advantages")
+LOSS_KEYS: tuple[str, ...] = ("response_mask", "old_log_probs", "advantages")
 
 
 @functools.cache

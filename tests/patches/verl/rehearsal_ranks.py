@@ -72,6 +72,38 @@ def dr_grpo() -> tuple[Any, Any, Any]:
     return *policy_on_fsdp.prepared(2), worker.actor.loss_function
 
 
+def right(mode: str, how: str, width: int | None = None, **settings: Any) -> tuple[Any, Any, Any]:
+    """A loss of verl's that adds up over micro-batches, with all that it may read."""
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.torch_functional import entropy_from_logits
+    from verl.workers.config import ActorConfig, PolicyLossConfig
+    from verl.workers.utils.losses import ppo_loss
+
+    rows = policy_on_fsdp.mini_batch()
+    generator = torch.Generator().manual_seed(3)
+    fields = {
+        "ref_log_prob": rows["old_log_probs"] + 0.1 * torch.randn(rows["old_log_probs"].shape, generator=generator),
+        "rollout_is_weights": 0.5 + torch.rand(rows["old_log_probs"].shape, generator=generator),
+    }
+    keys = policy_on_fsdp.LOSS_KEYS
+    policy_on_fsdp.LOSS_KEYS = (*keys, *fields)
+    try:
+        engine, data = policy_on_fsdp.prepared(2, width, **fields)
+    finally:
+        policy_on_fsdp.LOSS_KEYS = keys
+    engine.compute_entropy_from_logits = entropy_from_logits
+    tu.assign_non_tensor(data, calculate_entropy=True)
+    settings = {"entropy_coeff": 0.0, "loss_agg_mode": how, "loss_scale_factor": 16, **settings}
+    config = ActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        policy_loss=PolicyLossConfig(loss_mode=mode, **({"dro_beta": 0.1} if mode == "dro" else {})),
+        **settings,
+    )
+    return engine, data, functools.partial(ppo_loss, config=config)
+
+
 def critic(case: str) -> tuple[Any, Any, Any]:
     return critic_loss_scale_ranks.prepared(critic_loss_scale_ranks.CASES[case])
 
@@ -88,6 +120,26 @@ CASES: dict[str, Callable[[], tuple[Any, Any, Any]]] = {
     "dropout": with_dropout,
     "replaced head": lambda: policy("vanilla", 2),
 }
+
+
+LOSSES = ("bypass_mode", "cispo", "dppo_kl", "dppo_tv", "dro", "gpg", "gspo", "sapo", "vanilla", "kl_cov")
+HOWS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+MORE: dict[str, dict[str, Any]] = {
+    "entropy": {"entropy_coeff": 0.1},
+    "KL": {"use_kl_loss": True, "kl_loss_coef": 0.1},
+    "k3": {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "k3+"},
+    "dual clipping": {"clip_ratio_c": 1.5},
+}
+RIGHT = {
+    **{f"{mode}, {how}": functools.partial(right, mode, how) for mode in LOSSES for how in HOWS},
+    **{f"{mode}, {how}, padded": functools.partial(right, mode, how, RESPONSE) for mode in LOSSES for how in HOWS},
+    **{
+        f"{name}, {how}": functools.partial(right, "vanilla", how, **more)
+        for name, more in MORE.items()
+        for how in HOWS
+    },
+}
+CASES.update(RIGHT)
 
 
 def by_command(out: Path) -> dict[str, Any]:
@@ -131,11 +183,15 @@ def observe(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    options = states.parser().parse_args()
+    parser = states.parser()
+    parser.add_argument("--right", action="store_true", help="the losses that add up over micro-batches")
+    options = parser.parse_args()
     torch.distributed.init_process_group("gloo")
-    found: dict[str, Any] = {"without": {name: observe(name) for name in CASES}}
+    names = [name for name in CASES if (name in RIGHT) == options.right]
+    found: dict[str, Any] = {"without": {name: observe(name) for name in names}}
     report = rlhf_patches.apply(only=PATCHES)
     found["applied"] = [name for name in PATCHES if report[name].status is rlhf_patches.Status.APPLIED]
-    found["with"] = {name: observe(name) for name in CASES}
-    found["command"] = by_command(options.out)
+    found["with"] = {name: observe(name) for name in names}
+    if not options.right:
+        found["command"] = by_command(options.out)
     (options.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))

@@ -16,6 +16,11 @@ NEWEST = {"gmpo": "verl-gmpo-micro-batches", "dr-grpo": "verl-dr-grpo-length-bia
 BUGS = {"0.9": NEWEST, "0.8": {**NEWEST, "critic": "verl-critic-loss-scale"}}
 
 
+def loaded():
+    imported = Level("tests.harness.loading:verl_worker", str(side_by_side.folder("verl-worker")))
+    return (Level("tests.harness.loading:verl_critic"), imported)
+
+
 @pytest.fixture(scope="module", params=["0.9", pytest.param("0.8", marks=pytest.mark.exhaustive)])
 def release(request):
     return request.param
@@ -23,8 +28,7 @@ def release(request):
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
 def reports(run_ranks, release, request):
-    imported = Level("tests.harness.loading:verl_worker", str(side_by_side.folder("verl-worker")))
-    levels = (*verl(None if release == "0.9" else release), Level("tests.harness.loading:verl_critic"), imported)
+    levels = (*verl(None if release == "0.9" else release), *loaded())
     reports = run_ranks(rehearsal_ranks.__name__, levels=levels, ranks=request.param, TORCHDYNAMO_DISABLE="1")
     assert len(reports) == request.param
     assert reports[0]["applied"] == list(BUGS[release].values())
@@ -104,3 +108,17 @@ def test_a_critic_trains_and_the_actor_ends_the_run(reports):
         sizes = {row["of"]: row["verdict"] for row in results["relations"] if row["relation"] == SIZES}
         assert sizes == {"FSDPEngineWithValueHead, value_loss": "holds", "FSDPEngineWithLMHead, ppo_loss": "holds"}
         assert "verl-gmpo-micro-batches" in (*results["repaired"], *results["ran"])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("ranks", [1, 2], ids=["one rank", "two ranks"])
+def test_losses_that_add_up_over_micro_batches_hold(run_ranks, ranks):
+    """96 runs of ten losses; kl_cov selects tokens within a micro-batch, and gets a note."""
+    levels = (*verl(), *loaded())
+    reports = run_ranks(rehearsal_ranks.__name__, "--right", levels=levels, ranks=ranks, TORCHDYNAMO_DISABLE="1")
+    for state in ("without", "with"):
+        found = {name: of(reports, name, state)[SIZES] for name in rehearsal_ranks.RIGHT}
+        assert len(found) == 96
+        wrong = {name: each for name, each in found.items() if each[0] != "holds" and not name.startswith("kl_cov")}
+        assert not wrong
+        assert {each[0] for name, each in found.items() if name.startswith("kl_cov")} <= {"holds", "note"}
