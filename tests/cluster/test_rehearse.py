@@ -71,7 +71,10 @@ def test_a_run_that_goes_on(installed, tmp_path):
         ((), "rehearse needs a command"),
         (("--without", "--go-on", "--", "python", "-c", ""), "use one of them"),
         (("--json", "no/such/file", "--", "python", "-c", ""), "there is no folder"),
-        (("--", "python", "-c", "pass"), "before a transformers.Trainer or an engine of verl had taken its first window"),
+        (
+            ("--", "python", "-c", "pass"),
+            "before a transformers.Trainer or an engine of verl had taken its first window",
+        ),
         (("--", "python", "-c", "raise SystemExit(3)"), "ended with status 3 before"),
     ],
 )
