@@ -163,13 +163,14 @@ def _next_steps(findings: Findings) -> Iterator[str]:
     bugs = {bug.patch.name: (each.pin.name, bug) for each, bug in findings.with_bugs}
     repaired = [name for name, (_, bug) in bugs.items() if bug.repaired_by]
     if any(not each.newest_read for each in findings.not_looked_up) or findings.unread:
-        yield f"Versions that a file does not have: {pins.NEXT}."
+        yield f"To audit versions that a file does not pin: {pins.NEXT}."
     for package in sorted({package for package, _ in bugs.values()}):
         fixes = [bug.fixed for name, bug in bugs.values() if name == package]
         fixed = [fix for fix in fixes if fix]
         if fixed:
             newest = max(fixed, key=Version)
-            yield f"Upgrade {package} to {newest}, which fixes {len(fixed)} of {plural(len(fixes), 'known bug')}."
+            which = f"{len(fixed)} of {len(fixes)} known bugs" if len(fixes) > 1 else "the known bug"
+            yield f"Upgrade {package} to {newest}, which fixes {which}."
     if repaired:
         every = "these bugs" if len(bugs) > 1 else "this bug"
         which = every if len(repaired) == len(bugs) else f"{len(repaired)} of {every}"

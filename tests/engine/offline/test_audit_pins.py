@@ -299,7 +299,7 @@ def test_what_to_do_next_is_said(read, capsys):
     assert cli.main(["audit", "a.txt"]) == 1
     out = capsys.readouterr().out
     assert re.search(r"^Upgrade peft to 0\.\d+\.0, which fixes \d of \d known bugs\.$", out, re.MULTILINE)
-    assert "Versions that a file does not have: `pip freeze | rlhf-patches audit -`" in out
+    assert "To audit versions that a file does not pin: `pip freeze | rlhf-patches audit -`" in out
     assert "`rlhf-patches autoload on`" in out
     assert out.splitlines()[-1].startswith("`--config CONFIG` ")
 
