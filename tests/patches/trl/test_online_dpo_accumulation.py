@@ -30,7 +30,7 @@ RULE_COVERAGE = {
         "test_in_deepspeed_s_engine_it_is_the_same",
     ),
 }
-WORKER = "tests.patches.trl.online_dpo_accumulation_ranks"
+WORKER = "rlhf_patches.patches.trl.proofs.online_dpo_accumulation_ranks"
 ALONE = ("OnlineDPO 8", "OnlineDPO 3 short", "OnlineDPO 1", "OnlineDPO 4 accelerate")
 OWN = ("OnlineDPO 4 divides", "OnlineDPO 4 backward")
 TOGETHER = ("OnlineDPO 4", "OnlineDPO 1")
