@@ -195,6 +195,25 @@ class Replay:
         owners = [vars(each) for each in (self._trainer, *self._inner.modules())]
         return states.zeroed([(own, name) for own in owners for name in _OF_ROUTERS if name in own])
 
+    def of_pieces(self, call: Call, cut: pieces.Cut, most: int) -> ranks.Mine:
+        """Return the pieces' own gradients without dropout, and as ``used`` the gradient of all pieces together."""
+
+        def of(inputs: Any, random: states.Random = call.random) -> Call:
+            return Call(inputs, {}, random, call.buffers)
+
+        with pieces.without_dropout(self._inner), self.without_routers_loss():
+            own = [self.sketch(self.own(of(each))) for each in cut.pieces]
+            for _ in range(most - len(own)):  # a rank with more pieces may need this rank's shards
+                self.own(of(cut.pieces[-1]))
+            whole = self.sketch(self.own(of(cut.whole)))
+            losses = []
+            for random in (call.random, call.random.another()):
+                losses.append(float(self.alone(of(cut.whole, random)).detach()))
+                self._where.after_forward()
+        if losses[0] != losses[1]:
+            return ranks.Mine(problem="the loss uses random numbers")
+        return ranks.Mine(whole, torch.stack(own), counts=labels.counts_of(cut.pieces))
+
     def made(self, steps: list[Step], alone: bool = False) -> torch.Tensor:
         """Return the gradient of a window by the trainer's own steps; with ``alone``, of this rank only."""
         trainer, accelerator, args = self._trainer, self._trainer.accelerator, self._trainer.args

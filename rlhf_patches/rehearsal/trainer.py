@@ -15,21 +15,29 @@ from typing import Any
 
 import torch
 
-from . import adapters, evaluation, formula, fused, labels, parameters, pieces, ranks, rates, sharding, states, window
+from . import (
+    adapters,
+    evaluation,
+    formula,
+    fused,
+    labels,
+    parameters,
+    pieces,
+    ranks,
+    rates,
+    sharding,
+    slope,
+    states,
+    weights,
+    window,
+)
 from .relation import Relation, Verdict, micro_batches, not_checked
 from .replay import Call, Kept, Replay, Step
 
 WINDOW = "micro-batch weights"
 COPIES = "duplicated micro-batch"
 _REPLACED = ("training_step", "compute_loss", "create_optimizer")
-SLOPE = "directional derivative"
-RANKS = "gradient across ranks"
-_SCALE = 0.7310585786300049
-"""Scaling the loss by this and the gradient by its inverse changes only the rounding."""
 _SAME = 1e-6
-_SMOOTH = 0.03
-_STILL = 1e-3
-_FINE = 1e-5
 
 
 class Ended(SystemExit):
@@ -213,14 +221,14 @@ class Rehearsal:
             if problem:
                 return [not_checked(WINDOW, problem), seen.relation()]
             self._noise = max(each.noise for each in of_ranks)
-            relations = [self._judged(WINDOW, of_ranks)]
+            relations = [weights.judged(WINDOW, of_ranks, self._used, self._noise)]
             if len(of_ranks) > 1 and self._where.shows_ranks:
-                relations.append(self._agree(of_ranks))
+                relations.append(weights.agree(of_ranks))
             if not calls:
                 return [*relations, seen.relation()]
             relations.append(self._copies(of_ranks))
-            slope = self._attempt(self._slope)
-            relations.append(slope if isinstance(slope, Relation) else not_checked(SLOPE, slope.problem))
+            made = self._attempt(lambda: slope.relation(calls[0], self._where, self._replay, self._noise))
+            relations.append(made if isinstance(made, Relation) else not_checked(slope.NAME, made.problem))
             relations.append(self._one_by_one(calls[0]))
             relations.append(self._by_formula(calls[0]))
             relations += [self._by_plain_loss(calls[0])] if fused.used(self._trainer) else []
@@ -253,7 +261,7 @@ class Rehearsal:
         generations = self._replay.generations(calls) if carries else None
         own = [self._replay.sketch(self._replay.own(call)) for call in calls]
         first = own[0]
-        other = self._replay.sketch(self._replay.own(calls[0], scale=_SCALE)) / _SCALE
+        other = self._replay.sketch(self._replay.own(calls[0], scale=window.SCALE)) / window.SCALE
         noise = float((other - first).norm()) / (float(first.norm()) or 1.0)
         evenly = self._replay.of_routers(calls, own)
         return ranks.Mine(self._used, torch.stack(own), evenly, counts, noise, carries, generations, problem)
@@ -272,46 +280,6 @@ class Rehearsal:
         computed |= {torch.float16} if self._trainer.args.fp16 else set()
         return max((torch.finfo(each).eps for each in computed - {torch.float32, torch.float64}), default=0.0)
 
-    def _judged(
-        self,
-        name: str,
-        of_ranks: list[ranks.Mine],
-        used: torch.Tensor | None = None,
-        laws: dict[str, list[float]] | None = None,
-    ) -> Relation:
-        own = torch.cat([each.own for each in of_ranks])
-        laws = laws or ranks.laws(of_ranks)
-        parts = [each.evenly for each in of_ranks if each.evenly is not None]
-        evenly = torch.cat(parts) if len(parts) == len(of_ranks) else None
-        result = window.judge(self._used if used is None else used, own, laws, self._noise, evenly)
-        weights = "[" + " ".join(f"{round(each, 3) + 0.0:.3f}" for each in result.weights[:8]) + "]"
-        if result.law:
-            text = f"{result.law} ({result.deviation:.0e}, noise {self._noise:.0e})"
-            return Relation(name, Verdict.HOLDS, weights, text)
-        if result.factor is not None:
-            text = f"{result.factor:.3f} x {result.nearest}"
-            if result.factor < 1 and ranks.counts_what_nothing_predicts(of_ranks, result.factor, self._noise):
-                text += ": the count includes each row's first label, which is not predicted"
-            return Relation(name, Verdict.DEVIATES, weights, text)
-        if result.of_the_even is not None:
-            text = f"the router's loss has weight {result.of_the_even:.3f}; the rest is {result.nearest}"
-            return Relation(name, Verdict.DEVIATES, weights, text)
-        if result.residual > window.limit(self._noise):
-            text = f"{result.residual:.2g} of the gradient comes from no micro-batch's loss (noise {self._noise:.0e})"
-            return Relation(name, Verdict.DEVIATES, weights, text)
-        text = f"unexpected weights; their sum is {sum(result.weights):.3f}"
-        nothing = sum(1 for each in result.weights if abs(each) < 1e-3 * max(map(abs, result.weights)))
-        if nothing:
-            text += f", and {nothing} of {micro_batches(len(result.weights))} have weight 0"
-        return Relation(name, Verdict.DEVIATES, weights, text)
-
-    def _agree(self, of_ranks: list[ranks.Mine]) -> Relation:
-        size = float(of_ranks[0].used.norm()) or 1.0
-        apart = max(float((each.used - of_ranks[0].used).norm()) / size for each in of_ranks)
-        if apart == 0:
-            return Relation(RANKS, Verdict.HOLDS, "0")
-        return Relation(RANKS, Verdict.DEVIATES, f"{apart:.2g}", "data-parallel ranks must hold the same gradient")
-
     # -- windows that the trainer replays
 
     def _copies(self, of_ranks: list[ranks.Mine]) -> Relation:
@@ -325,7 +293,7 @@ class Rehearsal:
             return not_checked(COPIES, why)
         firsts = [each.only(0) for each in of_ranks]
         laws = ranks.laws(firsts) if len(firsts) > 1 else {"the micro-batch's own gradient": [1.0]}
-        return self._judged(COPIES, firsts, made, laws)
+        return weights.judged(COPIES, firsts, made, self._noise, laws)
 
     def _no_second_window(self) -> str:
         return self._generates() or self._counted_elsewhere()
@@ -356,29 +324,10 @@ class Rehearsal:
         most = max(int(each.used) for each in asked)
         if why := ranks.problem(asked):
             return not_checked(cut.name, why)
-        of_ranks = ranks.gathered(self._attempt(lambda: self._of_pieces(call, cut, most)))
+        of_ranks = ranks.gathered(self._attempt(lambda: self._replay.of_pieces(call, cut, most)))
         if why := ranks.problem(of_ranks):
             return not_checked(cut.name, why)
         return _first_that_deviates([pieces.judge(cut.name, each, self._noise) for each in of_ranks])
-
-    def _of_pieces(self, call: Call, cut: pieces.Cut, most: int) -> ranks.Mine:
-        """Return the pieces' own gradients, and as ``used`` the gradient of all pieces together."""
-
-        def of(inputs: Any, random: states.Random = call.random) -> Call:
-            return Call(inputs, {}, random, call.buffers)
-
-        with pieces.without_dropout(self._inner), self._replay.without_routers_loss():
-            own = [self._replay.sketch(self._replay.own(of(each))) for each in cut.pieces]
-            for _ in range(most - len(own)):  # a rank with more pieces may need this rank's shards
-                self._replay.own(of(cut.pieces[-1]))
-            whole = self._replay.sketch(self._replay.own(of(cut.whole)))
-            losses = []
-            for random in (call.random, call.random.another()):
-                losses.append(float(self._replay.alone(of(cut.whole, random)).detach()))
-                self._where.after_forward()
-        if losses[0] != losses[1]:
-            return ranks.Mine(problem="the loss uses random numbers")
-        return ranks.Mine(whole, torch.stack(own), counts=labels.counts_of(cut.pieces))
 
     # -- the reference loss
 
@@ -444,43 +393,6 @@ class Rehearsal:
         return self._on_ranks(
             evaluation.NAME, both, lambda mine: evaluation.judge(float(mine.used[0]), float(mine.used[1]), self._noise)
         )
-
-    # -- the directional derivative
-
-    def _slope(self) -> Relation:
-        if why := self._where.coarse():
-            return not_checked(SLOPE, why)
-        if self._noise > _FINE:
-            return not_checked(SLOPE, f"the loss's precision is too low (noise {self._noise:.0e})")
-        call = self._steps[0].calls[0]
-        gradients = self._replay.own(call)
-        size = sum(float(each.double().pow(2).sum()) for each in gradients if each is not None) ** 0.5
-        step = 1e-3 * max(abs(call.loss), 0.1) / size / size if size else 0.0
-        kept = [each.detach().clone() for each in self._where.parameters]
-
-        def at(along: float) -> float:
-            with torch.no_grad():
-                for parameter, value, gradient in zip(self._where.parameters, kept, gradients, strict=True):
-                    parameter.copy_(value if gradient is None else value + along * gradient)
-            return float(self._replay.alone(call).detach().double())
-
-        try:
-            rise = at(step) - at(-step)
-        finally:
-            with torch.no_grad():
-                for parameter, value in zip(self._where.parameters, kept, strict=True):
-                    parameter.copy_(value)
-        if not size:
-            return not_checked(SLOPE, "the gradient is 0")
-        ratio = rise / (2 * step) / size**2
-        if abs(ratio) < _STILL:
-            return not_checked(
-                SLOPE, "the loss is constant: it compares the model with itself, as GRPO's first step does"
-            )
-        if abs(ratio - 1) <= _SMOOTH:
-            return Relation(SLOPE, Verdict.HOLDS, f"{ratio:.3f}")
-        text = "relative to the gradient: a part of the loss is detached or not smooth, or a backward pass is wrong"
-        return Relation(SLOPE, Verdict.NOTE, f"{ratio:.3f}", text)
 
 
 def _first_that_deviates(of_ranks: list[Relation]) -> Relation:

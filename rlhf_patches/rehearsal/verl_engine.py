@@ -22,8 +22,6 @@ from .sketches import sketch
 
 SIZES = "micro-batch size"
 RATIO = "old log-probabilities"
-_SCALE = 0.7310585786300049
-"""Scaling the loss by this and the gradient by its inverse changes only the rounding."""
 _RANDOM = 0.05
 """A gradient that differs by more from another random state is random; rounding in bfloat16 is 4e-03."""
 _FINE = 1e-4
@@ -89,7 +87,7 @@ class EngineRehearsal:
         used = self._gradient(self._noting)
         self._norms = self._squares()
         random.another().put_back()
-        again = self._gradient(self._scaled) / _SCALE
+        again = self._gradient(self._scaled) / window.SCALE
         random.put_back()
         if not (rows := self._other_size()):
             return not_checked(SIZES, "each rank's mini-batch has one row, or cannot be divided otherwise")
@@ -189,7 +187,7 @@ class EngineRehearsal:
 
     def _scaled(self, *given: Any, **named: Any) -> Any:
         loss, *more = self._loss(*given, **named)
-        return (loss * _SCALE, *more)
+        return (loss * window.SCALE, *more)
 
 
 def _verl(name: str) -> Any:
