@@ -10,11 +10,11 @@ from . import _window, dpo_liger_settings
 
 
 def part_of_a_generation(self: Any) -> float | bool | None:
-    """GRPOTrainer: the factor on the gradient's size, if a generation is not one step's batch.
+    """GRPOTrainer: the factor on the gradient's size, if a generation is not one step's batch; False in evaluation.
 
     None if a method that computes the gradient is not the release's own.
     """
-    if self.loss_type not in _window.COUNTED:
+    if self.loss_type not in _window.COUNTED or not self.model.training:
         return False
     size = float(self.args.gradient_accumulation_steps / self.args.steps_per_generation)
     if size == 1:

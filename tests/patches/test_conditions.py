@@ -224,15 +224,19 @@ OF_VERL = [
         ("deepspeed._conditions:drops_by_logits", [True, "position"], False),
         ("deepspeed._conditions:drops_by_logits", [False, "probs"], False),
         ("deepspeed._conditions:drops_by_logits", [True, "probs"], True),
-        (
-            "trl._conditions:part_of_a_generation",
-            [Has(**GRPO, args=Has(gradient_accumulation_steps=2, steps_per_generation=4))],
-            0.5,
-        ),
-        (
-            "trl._conditions:part_of_a_generation",
-            [Has(**GRPO, args=Has(gradient_accumulation_steps=4, steps_per_generation=4))],
-            False,
+        *(
+            (
+                "trl._conditions:part_of_a_generation",
+                [
+                    Has(
+                        **GRPO,
+                        model=Has(training=training),
+                        args=Has(gradient_accumulation_steps=steps, steps_per_generation=4),
+                    )
+                ],
+                told,
+            )
+            for steps, training, told in ((2, True, 0.5), (4, True, False), (2, False, False))
         ),
         ("trl._conditions:part_of_a_generation", [Has(loss_type="grpo")], False),
         ("trl._conditions:masks_truncated", [Has(**GRPO)], True),
