@@ -38,8 +38,8 @@ first epoch, or between two epochs, is not affected, nor is transformers 5's `Tr
 counts its epochs from 0, and sets its sampler to epoch 0 when it is iterated over.""",
     repair="""\
 The loader that `skip_first_batches` creates is in the epoch of its source loader, as in 1.15.0. In epoch 0, and for
-loaders that count no epochs, nothing changes. Not repaired: a loop that sets no epoch, whose loader is in epoch 0
-whatever epoch the loop is in; and a sampler without its own seed.""",
+loaders that count no epochs, nothing changes. Not repaired: a loop without `set_epoch`, because its loader is
+then in epoch 0; and a sampler without its own seed.""",
     references=(
         "https://github.com/huggingface/accelerate/pull/4071",
         "https://github.com/huggingface/accelerate/issues/2823",

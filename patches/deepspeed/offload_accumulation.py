@@ -39,24 +39,24 @@ PATCH = Patch(
     symptom="""\
 ZeRO-2 with `offload_optimizer` (`"device": "cpu"`) trains on a part of the batch, without an error. With
 `gradient_accumulation_steps` of 3 or more, only the first and the last micro-batch count. If
-`set_gradient_accumulation_boundary()` combines several `backward()` into a step and `gradient_accumulation_steps` is 1,
-only the last counts. The logged gradient norm is too low, clipping uses that norm, and an overflow in a micro-batch
-between is not detected. Accumulation over 2 micro-batches is right. ZeRO-1 is right, except with ZenFlow (0.17.5 and
-later), which has the bug of ZeRO-2 with an `update_interval` of 3 or more.""",
+`set_gradient_accumulation_boundary()` combines several `backward()` into a step and `gradient_accumulation_steps` is
+1, only the last counts. The logged gradient norm is too low, clipping uses that norm, and an overflow in a dropped
+micro-batch is not detected. Accumulation over 2 micro-batches is right. ZeRO-1 is right, with one exception: with
+ZenFlow (0.17.5 and later) and an `update_interval` of 3 or more, it has the same bug.""",
     cause="""\
 ZeRO-2 keeps this rank's part of the gradients between micro-batches in buffers on the CPU. 0.15.2 made the copy to the
 buffer an alternative to the addition: the first micro-batch is copied, each later one is added to the buffer's content
 on the GPU, and the sum is discarded. `copy_grads_in_partition` does neither unless `gradient_accumulation_steps` is
 above 1.""",
     repair="""\
-The patch copies the sum back unless the optimizer steps next, as in 0.15.1. It uses the buffers whenever the step has
-an earlier or a later micro-batch, as in 0.19.0. A step of one micro-batch makes no copy, as before. Otherwise each
-micro-batch but the last makes one.
+The patch copies the sum back unless the optimizer steps next, as in 0.15.1. It uses the buffers whenever a step has
+more than one micro-batch, as in 0.19.0. A step of one micro-batch makes no copy, as before. Otherwise each micro-batch
+but the last makes one.
 
-The patch differs from 0.19.0 in two ways. It copies nothing before the optimizer steps, because ZeRO-1 before 0.16.5
-would add the copy in the next step. And it uses a buffer only in the step that filled it: 0.19.0 to 0.19.8 add the last
-step's gradients of a parameter that the first micro-batch does not use. With the patch, ZenFlow's gradients equal their
-definition (seen in 0.18.9).
+The patch differs from 0.19.0 in two ways. It does not copy in the last micro-batch of a step, because ZeRO-1 before
+0.16.5 would add the copy in the next step. And it uses a buffer only in the step that filled it: 0.19.0 to 0.19.8 add
+the last step's gradients of a parameter that the first micro-batch does not use. With the patch, ZenFlow's gradients
+equal their definition (seen in 0.18.9).
 
 Not repaired, as in 0.19.8: if the last micro-batch does not use a parameter, the parameter's accumulated gradient is
 lost.

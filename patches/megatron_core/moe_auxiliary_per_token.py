@@ -48,15 +48,15 @@ raised. The logged losses are right.""",
     cause="""\
 With this option, each gradient is divided by the number of all tokens at the end of a step, so the router multiplies
 its losses by the number of tokens. The router uses only the tokens that it sees. Tensor-parallel ranks (with sequence
-parallelism) and context-parallel ranks share a sequence, so this is one rank's part of the sequence. Since 0.16.0,
-`_apply_seq_aux_loss` uses the tokens of one sequence.""",
+parallelism) and context-parallel ranks share a sequence, so each rank multiplies by the tokens of its own part only.
+Since 0.16.0, `_apply_seq_aux_loss` uses the tokens of one sequence.""",
     repair="""\
 The patch also multiplies the losses by the number of ranks that share a sequence, and `seq_aux_loss` by the number of
 sequences. The gradient then equals that of one rank, and that without `--calculate-per-token-loss`.
 
-With one such rank, and without the option, results are bitwise identical, except for `seq_aux_loss` with a micro-batch
-of several sequences. The load balancing loss with a padding mask (since 0.16.0) is not affected: its number of tokens
-is already that of all ranks as released.
+Without the option, results are bitwise identical. With it they are so on one such rank, except for `seq_aux_loss` with
+a micro-batch of several sequences. The load balancing loss with a padding mask (since 0.16.0) is not affected: its
+number of tokens is already that of all ranks as released.
 
 Megatron 0.12 has the bug with a loss function that returns the number of tokens of the whole sequence, as its own
 `pretrain_gpt.py` does under context parallelism. With a loss function that returns a rank's own number, the losses were
@@ -105,7 +105,8 @@ right in 0.12. Disable the patch for such a run.""",
     changes_numbers="""\
 Since megatron-core 0.12.0, with `--calculate-per-token-loss`, auxiliary losses of a mixture had 1 / (TP x CP) of the
 configured weight (`seq_aux_loss`, since 0.16.0, also divided by the micro-batch's size). With the patch, they have the
-full weight. To keep the balance of a run that was tuned without the patch, divide its coefficients by that factor.""",
+full weight. To keep the balance of a run that was tuned without the patch, divide its coefficients by TP x CP (that of
+`seq_aux_loss`, since 0.16.0, also by the micro-batch's size).""",
     conditions=(
         Condition(f"{_ROUTER}.apply_load_balancing_loss", f"{__package__}._conditions:tokens_of_a_rank"),
         Condition(f"{_ROUTER}.apply_z_loss", f"{__package__}._conditions:z_loss_of_a_rank"),

@@ -23,9 +23,9 @@ adapter: loaded onto the original model, the adapter gives a different policy fr
 `Linear.merge` adds the adapter's product to the weight and rounds the sum to the weight's dtype; `Linear.unmerge`
 subtracts the product and rounds again. The second rounding does not recover what the first one dropped.""",
     repair="""\
-`merge` keeps a copy of the weight. `unmerge` restores the copy if this undoes the merge and no other change. To check
-this, it merges the same adapters into the copy again: the result must be the present weight, bit for bit. PEFT's own
-`unmerge` runs in these cases:
+`merge` keeps a copy of the weight. `unmerge` restores the copy if nothing but the merge has changed the weight since.
+To check this, it merges the same adapters into the copy again: the result must be the present weight, bit for bit.
+PEFT's own `unmerge` runs in these cases:
 
 - the weight, the adapter or its scaling has changed in between;
 - DoRA, another variant or `lora_bias` is merged;
@@ -38,7 +38,7 @@ unchanged. `rlhf_patches.report()` counts the layers that were unmerged in each 
 
 **Memory:** while an adapter is merged, a second copy of the layers' weights, 2 bytes per number, in *host* memory on
 every rank that merges (15 GB for 7 billion adapted parameters), and two more copies of a layer's weight on its own
-device while it is unmerged. **Time:** a copy to the host and back each time.
+device during its `unmerge`. **Time:** a copy to the host and back each time.
 
 Not repaired: an exception between the two calls leaves the adapter merged, because the callers do not call `unmerge`
 then. PEFT 0.6 has the bug too.""",

@@ -140,7 +140,7 @@ training computes.""",
 Since 0.1.0, with a temperature other than 1, importance ratios between trainer and rollout were off by p(token;
 temperature T) / p(token; temperature 1): with T below 1 far above 1 for likely tokens and near 0 for unlikely ones, and
 clipping and masks of off_policy_correction acted on these ratios. With the patch ratios are near 1 where the weights
-are the same. A run with such a correction trains with other weights of its tokens from then on; review bounds that were
+are the same. In a run with such a correction, tokens get other importance weights from then on; review bounds that were
 tuned to the old ratios. Training can continue from existing checkpoints.""",
     conditions=tuple(
         Condition(target, f"{__package__}._conditions:at_another_temperature")

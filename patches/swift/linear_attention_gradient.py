@@ -129,17 +129,17 @@ the gradient. 3.12.4 divides the output's gradient by TP to compensate. The grad
 but the layer's own weights have 1 / TP of their gradient on each rank, and nothing sums those.""",
     repair="""\
 Up to 3.12.3, the backward of the gathering takes this rank's piece. Since 3.12.4, the layer gets the whole gradient of
-its output, and backward returns the mean over the ranks, as the output is a mean. All gradients then equal those of one
-rank. The output is bitwise identical. Since 3.12.4, the gradient for earlier layers is also bitwise identical if TP is
-a power of two, also with dropouts that differ between the ranks (LoRA's, after a mixture). Without sequence
+its output, and backward returns the mean over the ranks, because the output is the mean of the ranks' outputs. All
+gradients then equal those of one rank. The output is bitwise identical. Since 3.12.4, the gradient for earlier layers
+is also bitwise identical if TP is a power of two, also with dropouts that differ between the ranks. Without sequence
 parallelism, and with TP of 1, nothing changes.
 
 The patch does not change these, and rank 0 logs one warning, if it has such a layer:
 
 - since 3.12.4, a layer with a parameter that you have marked `sequence_parallel`, because Megatron sums the ranks'
   parts of its gradients, or with a hook of yours on a parameter;
-- a layer with your own `forward`, also in transformers' class, with a hook of yours, or with your own functions that
-  gather or scatter between its ranks.
+- a layer with your own `forward` (also one that you assigned to transformers' class), with your own hook, or whose
+  functions that gather or scatter you have replaced.
 
 The patch does not repair `SWIFT_USE_MCORE_GDN=1`, which is megatron-core's own layer
 (`megatron-core-gdn-norm-gradient`), or ms-swift 4.1 and later, whose models are in mcore-bridge.""",

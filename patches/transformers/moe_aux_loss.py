@@ -28,9 +28,10 @@ The patch subtracts the excess of the second part: coefficient times auxiliary l
 then that of the cross-entropy, averaged over all tokens, plus the coefficient times the mean of the ranks' auxiliary
 losses (Fedus et al., Switch Transformers, 2021, equations 4 to 6). The patch acts in training and in evaluation.
 
-The coefficient is that of the model's forward. For forwards that are not transformers', TRL's or Liger-Kernel's,
-outputs without `aux_loss` (NLLB-MoE, Switch Transformers), tuples (`return_dict=False`), `DataParallel`, DeepSpeed's
-sequence parallelism and losses of your own (`compute_loss_func`, label smoothing), nothing changes.
+The patch uses the coefficient with which the model's forward computed the loss. For forwards that are not
+transformers', TRL's or Liger-Kernel's, outputs without `aux_loss` (NLLB-MoE, Switch Transformers), tuples
+(`return_dict=False`), `DataParallel`, DeepSpeed's sequence parallelism and losses of your own (`compute_loss_func`,
+label smoothing), nothing changes.
 
 Under gradient accumulation the auxiliary losses of the micro-batches add up, since 4.46.0:
 `transformers-accumulation-scale` repairs this.""",

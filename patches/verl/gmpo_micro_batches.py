@@ -36,9 +36,9 @@ the same error in all policy losses.""",
     changes_numbers="""\
 With GMPO on verl's engines, 0.7.0 to 0.9.1, the policy's gradient was multiplied by the number of micro-batches per
 mini-batch and rank. With the patch the gradient is smaller by that factor, and no longer depends on the micro-batch
-size. Adam hides most of a constant factor, except where `actor.optim.clip_grad`, 1.0 by default, clipped the larger
-gradient, and with a KL or entropy term, whose size was right: review clipping, learning rate and these coefficients of
-a run that was tuned without the patch. Training can continue from existing checkpoints.""",
+size. Adam hides most of a constant factor. It does not if `actor.optim.clip_grad` (1.0 by default) clipped the larger
+gradient, or if there is a KL or entropy term, because these terms had the right size. Review clipping, learning rate
+and these coefficients of a run that was tuned without the patch. Training can continue from existing checkpoints.""",
     references=(
         "https://github.com/verl-project/verl/issues/7913",
         "https://github.com/verl-project/verl/pull/5614",
