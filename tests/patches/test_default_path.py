@@ -28,6 +28,7 @@ CALLERS = {
     "peft-save-adapter-prefix": "peft.peft_model:PeftModel.save_pretrained",
     "transformers-moe-aux-loss": "transformers.trainer:Trainer.training_step",
     "trl-metrics-deadlock": "trl.trainer.grpo_trainer:GRPOTrainer._prepare_inputs",
+    "trl-online-dpo-accumulation": "because only a subclass calls it by super(); Trainer's own loop calls the step",
     "verl-lora-buckets": "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter.update_weights",
     "verl-merged-lora": "verl.workers.engine_workers:ActorRolloutRefWorker.update_weights",
     "verl-replica-seed": "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMReplica.launch_servers",

@@ -44,7 +44,7 @@ def test_it_knows_and_does_not_infer(patch):
 @each_patch
 def test_its_page_its_record_and_its_row_exist(patch):
     page = (ROOT / "docs" / "patches" / f"{patch.name}.md").read_text()
-    assert patch.summary in page
+    assert patch.summary[1:] in page  # it begins a sentence there
     for number, variant in enumerate(patch.variants):
         known = [states[number] for states in recorded()[patch.name]]
         assert "defect" in known, f"no release is recorded for {variant.guard}"
