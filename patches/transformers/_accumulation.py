@@ -39,9 +39,6 @@ _AROUND_THE_LOSS = (
 )
 """A trainer's methods that run between a micro-batch's loss and the optimizer's step, in one release or another."""
 
-_AFTER_THE_GRADIENT = ("on_pre_optimizer_step", "on_substep_end")
-"""A callback's methods that run when a micro-batch's or a window's gradient has been computed."""
-
 # known here: releases and classes whose code was read; code of another package is left as released.
 
 
@@ -208,10 +205,6 @@ def _unknown(trainer: Any) -> str:
     for hook in hooks.values():
         if _known_loss.author(hook) not in (*_known_loss.MODELS, "torch", "accelerate", "deepspeed"):
             return f"the optimizer's hook {_named(hook)} may divide gradients"
-    for callback in trainer.callback_handler.callbacks:
-        for name in _AFTER_THE_GRADIENT:
-            if _known_loss.author(getattr(callback, name, None)) not in _known_loss.READING:
-                return f"the callback's {_named(getattr(callback, name, None))} may divide gradients"
     if _known_loss.author(torch.Tensor.backward) != "torch":
         return "Tensor.backward is not torch's own"
     smoother = trainer.label_smoother

@@ -25,8 +25,8 @@ _WRAPPED = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 _LIBRARIES = (*MODELS, *_WRAPPERS, "rlhf_patches", "accelerate", "bitsandbytes", "torchao", "timm")
 _PYTHON_S = os.path.dirname(os.__file__)
 HELPERS = (*_LIBRARIES, *sys.stdlib_module_names, "typing_extensions", "packaging", "numpy", "scipy", "einops")
-READING = (*_LIBRARIES, "wandb")
-"""Packages whose gradient hooks and callbacks change no gradient, or are a wrapper's own."""
+_READING = (*_LIBRARIES, "wandb")
+"""Packages whose gradient hooks change no gradient, or are a wrapper's own."""
 
 _COMPILED = ("__compiled_fn_", "__resume_at_")
 """Names that torch.compile puts into the globals of a function, and of the losses' module."""
@@ -111,7 +111,7 @@ def _unknown(model: Any) -> Iterator[str]:
         if author(hook) not in _LIBRARIES:
             yield f"all modules have a forward hook, {_named(hook)}"
     for hook in _of_gradients(modules):
-        if author(hook) not in READING:
+        if author(hook) not in _READING:
             yield f"a hook, {_named(hook)}, may change its gradients"
 
 

@@ -85,7 +85,6 @@ The patch supports DistributedDataParallel, FSDP, DeepSpeed, PEFT, gradient chec
 - a replaced entry of `LOSS_MAPPING`, or of a function that transformers' losses use;
 - a forward hook or pre-hook outside the base model;
 - a hook of a gradient (of a parameter, a module, the loss, or before the optimizer's step), except W&B's;
-- a callback with its own `on_pre_optimizer_step` or `on_substep_end`, except W&B's;
 - a function that was compiled from a string;
 - a `compute_loss` that does more than pass on the loss;
 - another `backward` of the Accelerator;
@@ -102,7 +101,7 @@ The patch honors `loss_is_scaled_for_ga` and `accepts_loss_kwargs`.
 released and with the patch.
 
 Not repaired: 4.46.0 to 4.48.0, where other statements are wrong; for evaluation, see `transformers-eval-loss`. The
-patch cannot see your own division in an optimizer or the learning rate: remove it. Until 4.54.1 the
+patch cannot see your own division in a callback, an optimizer or the learning rate: remove it. Until 4.54.1 the
 last window of an epoch counts as if it were complete, as it does in these releases for every model that takes no
 `**kwargs`.""",
     references=(

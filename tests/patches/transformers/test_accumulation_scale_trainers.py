@@ -406,19 +406,6 @@ class InAContext(Trainer):
         return contextlib.ExitStack()
 
 
-class DividingInACallback(Trainer):
-    """The callback is not called here: the step is the trainer's alone."""
-
-    def __init__(self, **options):
-        super().__init__(**options, callbacks=[Divides()])
-
-
-class Divides(transformers.TrainerCallback):
-    def on_pre_optimizer_step(self, args, state, control, model=None, **more):
-        for parameter in model.parameters():
-            parameter.grad /= STEPS
-
-
 def hooked_parameters():
     model = CASES["BERT, classes"][0]()
     for parameter in model.parameters():
@@ -490,7 +477,7 @@ LEFT = {
         kind.__name__: (CASES["BERT, classes"][0], kind)
         for kind in (
             *(Dividing, DividingByFour, InPlace, Weighing, AddingOne, SayingOne, WrappedCompute, Setting),
-            *(DividingGradients, HookingTheLoss, InAContext, DividingInACallback),
+            *(DividingGradients, HookingTheLoss, InAContext),
         )
     },
     **{
@@ -583,7 +570,6 @@ FEW = (
     *("a decorated forward", "a forward hook", "torch's class", "a head", "backward", "a smoother"),
     *("Dividing", "KeepingTheNumber", "a dataclass as compute_loss_func"),
     *("an object as a loss", "a forward from a string", "hooks of parameters", "HookingTheLoss"),
-    "DividingInACallback",
     "a module that is called as one of Python's",
 )
 
