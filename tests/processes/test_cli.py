@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -160,3 +161,13 @@ def test_a_diff_is_never_written_as_something_else(cli, slime):
     assert "set PYTHONIOENCODING=utf-8" in done.stderr
     done = cli("diff", toy_slime.PATCH, PYTHONPATH=str(slime), PYTHONIOENCODING="utf-8")
     assert "Wh\xebn overlap" in done.stdout
+
+
+@pytest.mark.one_python
+def test_the_wheel_has_every_data_file(wheel):
+    """A checkout has them anyway: a missing one would be seen by users only."""
+    folders = [ROOT / "rlhf_patches", ROOT / "patches"]
+    data = {str(path.relative_to(ROOT)) for folder in folders for path in folder.rglob("*.json")}
+    assert {"rlhf_patches/offline/releases.json", "rlhf_patches/offline/versions.json"} < data
+    with zipfile.ZipFile(wheel) as archive:
+        assert not data - set(archive.namelist())
