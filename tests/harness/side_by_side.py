@@ -9,7 +9,7 @@ ROOT = Path(sys.prefix) / "side-by-side"
 
 
 def folder(name: str) -> Path:
-    """Where the releases of ``tests/environments/side-by-side/NAME.txt`` are.
+    """Where the releases of ``tests/environments/side-by-side*/NAME.txt``, of this environment, are.
 
     Raises:
         FileNotFoundError: the environment has no such folder.
