@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from cases import Case, Group, Row, Runner
 
-from tests.harness import side_by_side
-from tests.harness.forkserver import TRL, Level, Levels, beside, verl
+from tests.harness.forkserver import TRL, Levels, beside, verl_workers
 
 WINDOW, ADAPTERS, EVALUATION, SIZES = "micro-batch weights", "adapters", "evaluation loss", "micro-batch size"
 
@@ -54,10 +53,8 @@ def of_a_trainer(run: Run, runner: Runner) -> Iterator[Row]:
 
 
 def of_verl(runner: Runner) -> Iterator[Row]:
-    imported = Level("tests.harness.loading:verl_worker", str(side_by_side.folder("verl-worker")))
-    levels = (*verl(), Level("tests.harness.loading:verl_critic"), imported)
     worker = "tests.patches.verl.rehearsal_ranks"
-    report = runner.forked(worker, levels=levels, TORCHDYNAMO_DISABLE="1")[0]
+    report = runner.forked(worker, levels=verl_workers(), TORCHDYNAMO_DISABLE="1")[0]
     for run in OF_VERL:
         before, after = (report[state][run.case]["relations"][run.relation] for state in ("without", "with"))
         yield row(run, before[0], after[0], "as installed")

@@ -78,7 +78,7 @@ def _comparison(without: list[dict[str, str]], after: dict[str, Any]) -> list[st
     verdicts = {(row["of"], row["relation"]): row["verdict"] for row in after["relations"]}
     names = ", ".join(after["repaired"] or after["ran"])
     wrong = [(row["of"], row["relation"]) for row in without if row["verdict"] == "deviates"]
-    mended = [each[1] for each in wrong if verdicts.get(each) in ("holds", "note")]
-    left = [each[1] for each in wrong if verdicts.get(each) not in ("holds", "note")]
-    lines = [f"deviates as released, holds with the patches ({names}): {', '.join(mended)}"] if mended else []
-    return lines + ([f"deviates with the patches, too: {', '.join(left)}"] if left else [])
+    mended = ", ".join(each[1] for each in wrong if verdicts.get(each) in ("holds", "note"))
+    left = ", ".join(each[1] for each in wrong if verdicts.get(each) not in ("holds", "note"))
+    lines = [f"deviates as released, holds with the patches ({names}): {mended}"] if mended else []
+    return lines + ([f"deviates with the patches, too: {left}"] if left else [])

@@ -57,13 +57,6 @@ class Mine:
         return replace(self, own=self.own[place : place + 1], evenly=evenly, counts=counts, generations=None)
 
 
-def rank() -> int:
-    """Return this process's rank; 0 without torch.distributed."""
-    from torch import distributed
-
-    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
-
-
 def gathered(mine: Mine) -> list[Mine]:
     """Gather the measurements of all ranks, in rank order. Every rank must call it."""
     from torch import distributed

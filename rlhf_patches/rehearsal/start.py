@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .. import api, settings
+from .. import api, ranks, settings
 from ..definitions.status import Status
 from ..engine import import_hooks
 from . import table
@@ -117,13 +117,12 @@ def _wrap_engines(name: str, module: ModuleType) -> None:
         if type(self).__name__ in _rehearsed:
             return original(self, data, loss_function)
         _rehearsed.add(type(self).__name__)
-        from .ranks import rank
         from .trainer import Ended
         from .verl_engine import EngineRehearsal
 
         rehearsal = EngineRehearsal(self, data, loss_function)
         relations, size = rehearsal.relations(), rehearsal.size
-        status = _publish(rehearsal.name, size, relations, None, rank() == 0)
+        status = _publish(rehearsal.name, size, relations, None, ranks.place().rank in (None, "0"))
         # A critic's mini-batch comes before the actor's, with which the rehearsal ends.
         if "go-on" not in settings.rehearse() and not rehearsal.of_a_critic:
             raise Ended(status)
@@ -155,7 +154,7 @@ def _publish(name: str, size: str, relations: list[Relation], trained_on: Traine
     if first:
         text = ["", f"rlhf-patches rehearse: {name}, {size}", *table.lines(relations)]
         met, ran = acted()
-        text += ["", *(f"repaired: {name}{how}" for name, how in met.items())] if met else []
+        text += ["", *(f"repaired: {patch}{how}" for patch, how in met.items())] if met else []
         text += [f"patches whose code ran, bug condition unknown: {', '.join(ran)}"] if ran else []
         if trained_on is not None:
             colors = sys.stdout.isatty()

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import distributed
 from torch.distributed.tensor import DTensor
 
 from . import parameters, ranks, states, window
@@ -78,7 +79,7 @@ class EngineRehearsal:
     @property
     def size(self) -> str:
         """The mini-batch's size as text."""
-        number = len(ranks.gathered(ranks.Mine()))
+        number = distributed.get_world_size()
         where = f" on each of {number} ranks" if number > 1 else ""
         return f"mini-batch of {self._rows} rows in {micro_batches(self._cut)}{where}"
 
@@ -86,11 +87,11 @@ class EngineRehearsal:
         """The gradient as the run computes it must be the gradient in micro-batches of another size."""
         used = self._gradient(self._noting)
         self._norms = self._squares()
+        if not (rows := self._other_size()):
+            return not_checked(SIZES, "each rank's mini-batch has one row, or cannot be divided otherwise")
         random.another().put_back()
         again = self._gradient(self._scaled) / window.SCALE
         random.put_back()
-        if not (rows := self._other_size()):
-            return not_checked(SIZES, "each rank's mini-batch has one row, or cannot be divided otherwise")
         other = self._gradient(self._loss, use_dynamic_bsz=False, micro_batch_size_per_gpu=rows)
         of_ranks = ranks.gathered(ranks.Mine(used, torch.stack([again, other])))
         whole = torch.cat([each.used for each in of_ranks])
@@ -116,7 +117,7 @@ class EngineRehearsal:
         return str(getattr(getattr(given.get("config"), "policy_loss", None), "loss_mode", ""))
 
     def _other_size(self) -> int:
-        """The rows per micro-batch that give another number of micro-batches on every rank; 0 if there are none."""
+        """The rows per micro-batch that give another number of micro-batches; 0 if there are none."""
         of_ranks = ranks.gathered(ranks.Mine(used=torch.tensor([float(self._rows), float(self._cut)])))
         group = int(_verl("utils.tensordict_utils").get_non_tensor_data(self._data, "force_group_size", 1))
         for rows in (1, 2):
@@ -160,17 +161,15 @@ class EngineRehearsal:
         _verl("utils.tensordict_utils").assign_non_tensor(data, **settings)
         self._engine.optimizer_zero_grad()
         self._engine.forward_backward_batch(data, loss_function, forward_only=False)
-        gradients = self._local()
-        return sketch(gradients, [0 if each is None else each.numel() for each in gradients])
+        return sketch(self._gradients(), [_local(each).numel() for each in self._named.values()])
 
-    def _local(self) -> list[torch.Tensor | None]:
+    def _gradients(self) -> list[torch.Tensor | None]:
         """This rank's part of each parameter's gradient."""
-        gradients = [each.grad for each in self._named.values()]
-        return [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
+        return [None if each.grad is None else _local(each.grad) for each in self._named.values()]
 
     def _squares(self) -> torch.Tensor:
         """Each parameter's sum of squares on this rank."""
-        sums = [0.0 if each is None else float(each.double().pow(2).sum()) for each in self._local()]
+        sums = [0.0 if each is None else float(each.double().pow(2).sum()) for each in self._gradients()]
         return torch.tensor(sums, dtype=torch.float64)
 
     def _noting(self, *given: Any, **named: Any) -> Any:
@@ -188,6 +187,10 @@ class EngineRehearsal:
     def _scaled(self, *given: Any, **named: Any) -> Any:
         loss, *more = self._loss(*given, **named)
         return (loss * window.SCALE, *more)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _verl(name: str) -> Any:

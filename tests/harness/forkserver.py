@@ -106,6 +106,12 @@ def verl(release: str | None = None) -> Levels:
     return (*MEGATRON_AND_PACKAGES, Level("tests.harness.loading:verl", folder))
 
 
+def verl_workers(release: str | None = None) -> Levels:
+    """verl's workers of a release as in `verl`, with what they import, and its engine for FSDP."""
+    imported = Level("tests.harness.loading:verl_worker", str(side_by_side.folder("verl-worker")))
+    return (*verl(release), Level("tests.harness.loading:verl_critic"), imported)
+
+
 def verl_engine(release: str | None = None) -> Levels:
     """verl's side of vLLM, without vLLM, in a release as in `verl`; or in a folder."""
     folders = [str(side_by_side.folder("verl-worker"))]

@@ -210,8 +210,7 @@ def levels(case: Case) -> Levels:
         found = forkserver.skyrl(release, "0.3") if release == "0.4" else forkserver.skyrl(release)
         return (*found, forkserver.SKYRL_WORKERS) if module.endswith(".worker") else found
     if module == "verl.workers.engine_workers":
-        imported = Level("tests.harness.loading:verl_worker", str(side_by_side.folder("verl-worker")))
-        return (*forkserver.verl(None), imported)
+        return forkserver.verl_workers()
     if module == "verl.trainer.ppo.ray_trainer":
         engine = forkserver.verl_engine(str(case.beside).removeprefix("verl-") if case.beside else None)
         return (*engine, Level("tests.harness.loading:verl_driver"))

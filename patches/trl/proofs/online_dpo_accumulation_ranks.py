@@ -17,6 +17,7 @@ import torch.nn.functional as F
 import transformers
 
 from rlhf_patches.patches.deepspeed.proofs import on_cpu
+from rlhf_patches.patches.transformers.proofs.kept_gradient import Kept
 from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
 
@@ -39,15 +40,6 @@ ENGINE = {
 }
 STEPS_BY_RATE = {"optim": "sgd", "learning_rate": RATE, "lr_scheduler_type": "constant"}
 MODULES = {"OnlineDPO": "online_dpo", "NashMD": "nash_md", "XPO": "xpo"}
-
-
-class Kept(torch.optim.SGD):
-    """Its steps keep the gradient instead."""
-
-    found: list[torch.Tensor]
-
-    def step(self, closure: Any = None) -> None:
-        self.found = [each.grad.clone() for each in self.param_groups[0]["params"] if each.grad is not None]
 
 
 def text(tokens: list[int]) -> str:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from rlhf_patches.patches.transformers.proofs.kept_gradient import Kept
 from rlhf_patches.proving import states
 
 NAME = "transformers-accumulation-scale"
@@ -42,15 +43,6 @@ class Case(NamedTuple):
     data: dict[str, torch.Tensor]
     loss: Callable[[Any], torch.Tensor]
     smoothing: float = 0.0
-
-
-class Kept(torch.optim.SGD):
-    """Its steps keep the gradient instead."""
-
-    found: list[torch.Tensor]
-
-    def step(self, closure: Any = None) -> None:
-        self.found = [each.grad.clone() for each in self.param_groups[0]["params"] if each.grad is not None]
 
 
 SIZES = {"vocab_size": WORDS, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}

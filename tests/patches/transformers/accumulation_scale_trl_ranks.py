@@ -16,9 +16,9 @@ import torch.nn.functional as F
 import transformers
 from trl import SFTConfig, SFTTrainer
 
+from rlhf_patches.patches.transformers.proofs.kept_gradient import Kept
 from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
-from tests.patches.transformers.accumulation_scale_release import Kept
 
 NAME = "transformers-accumulation-scale"
 SAMPLES = 8

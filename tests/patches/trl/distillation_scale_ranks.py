@@ -21,9 +21,9 @@ from trl.experimental.gkd import GKDConfig, GKDTrainer
 from trl.experimental.gold import GOLDConfig, GOLDTrainer
 
 import rlhf_patches
+from rlhf_patches.patches.transformers.proofs.kept_gradient import Kept
 from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
-from tests.patches.transformers.accumulation_scale_release import Kept
 
 NAME = "trl-distillation-scale"
 BESIDE = "transformers-accumulation-scale"

@@ -20,11 +20,11 @@ import torch
 import transformers
 
 import rlhf_patches
+from rlhf_patches.patches.transformers.proofs.kept_gradient import Kept
 from rlhf_patches.patches.trl.proofs import online_dpo_accumulation_ranks as given
 from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
 from tests.harness import sleeping_engine
-from tests.patches.transformers.accumulation_scale_release import Kept
 
 SERVER, PADDING = "trl-online-dpo-server", "trl-online-dpo-server-padding"
 SLEEP, TOGETHER = "trl-online-dpo-sleep-weights", "trl-online-dpo-tensor-parallel"

@@ -11,14 +11,14 @@ import copy
 import functools
 import hashlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from tests.patches.verl.critic_loss_scale_ranks import CASES, PROMPT, PROMPTS, RESPONSE, RESPONSES, make_rows, mesh
 
-LOSS_KEYS: tuple[str, ...] = ("response_mask", "old_log_probs", "advantages")
+LOSS_KEYS = ("response_mask", "old_log_probs", "advantages")
 
 
 @functools.cache
@@ -52,7 +52,7 @@ def mini_batch() -> dict[str, torch.Tensor]:
     return {**rows, "old_log_probs": old, "advantages": advantages}
 
 
-def _without_padding(rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _without_padding(rows: dict[str, torch.Tensor], keys: Iterable[str]) -> dict[str, torch.Tensor]:
     """Every field as a nested tensor, as TransferQueue hands them to the workers of verl's default trainer."""
     present = rows["attention_mask"].bool()
     parts = {
@@ -60,7 +60,7 @@ def _without_padding(rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         "position_ids": (rows["position_ids"], present),
         "prompts": (rows["input_ids"][:, :PROMPT], present[:, :PROMPT]),
         "responses": (rows["input_ids"][:, PROMPT:], present[:, PROMPT:]),
-        **{name: (rows[name], present[:, PROMPT:]) for name in LOSS_KEYS},
+        **{name: (rows[name], present[:, PROMPT:]) for name in keys},
     }
     nested = {
         name: torch.nested.as_nested_tensor(
@@ -71,11 +71,11 @@ def _without_padding(rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {**nested, "loss_mask": nested["response_mask"]}
 
 
-def _padded(rows: dict[str, torch.Tensor], width: int) -> dict[str, torch.Tensor]:
+def _padded(rows: dict[str, torch.Tensor], width: int, keys: Iterable[str]) -> dict[str, torch.Tensor]:
     """As the older trainer gives it: the model's input nested, the rest as wide as the longest response may be."""
-    wide = {name: torch.nn.functional.pad(rows[name], (0, width - RESPONSE)) for name in ("attention_mask", *LOSS_KEYS)}
+    wide = {name: torch.nn.functional.pad(rows[name], (0, width - RESPONSE)) for name in ("attention_mask", *keys)}
     ids = torch.nn.functional.pad(rows["input_ids"], (0, width - RESPONSE))
-    nested = _without_padding(rows)
+    nested = _without_padding(rows, keys)
     return {
         **wide,
         **{name: nested[name] for name in ("input_ids", "position_ids")},
@@ -91,7 +91,7 @@ def prepared(rows_per_micro_batch: int, width: int | None = None, **more: Any) -
     Args:
         rows_per_micro_batch: on each rank.
         width: of the padded responses; without padding if None.
-        more: fields in place of the mini-batch's own, of all ranks.
+        more: fields of responses, of all ranks, besides the mini-batch's own or in their place.
     """
     from tensordict import TensorDict
     from torch.distributed.fsdp import fully_shard
@@ -107,7 +107,8 @@ def prepared(rows_per_micro_batch: int, width: int | None = None, **more: Any) -
     engine.ulysses_sequence_parallel_size, engine.ulysses_device_mesh, engine.use_ulysses_sp = 1, None, False
     engine._autocast_dtype, engine.pad_to_length, engine.engine_config = torch.float32, False, FSDPEngineConfig()
     rows = {name: value.chunk(ranks)[rank] for name, value in {**mini_batch(), **more}.items()}
-    fields = _without_padding(rows) if width is None else _padded(rows, width)
+    keys = dict.fromkeys((*LOSS_KEYS, *more))
+    fields = _without_padding(rows, keys) if width is None else _padded(rows, width, keys)
     data = TensorDict(fields, batch_size=len(rows["input_ids"]))
     tu.assign_non_tensor(
         data,

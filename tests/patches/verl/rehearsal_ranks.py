@@ -85,12 +85,7 @@ def right(mode: str, how: str, width: int | None = None, **settings: Any) -> tup
         "ref_log_prob": rows["old_log_probs"] + 0.1 * torch.randn(rows["old_log_probs"].shape, generator=generator),
         "rollout_is_weights": 0.5 + torch.rand(rows["old_log_probs"].shape, generator=generator),
     }
-    keys = policy_on_fsdp.LOSS_KEYS
-    policy_on_fsdp.LOSS_KEYS = (*keys, *fields)
-    try:
-        engine, data = policy_on_fsdp.prepared(2, width, **fields)
-    finally:
-        policy_on_fsdp.LOSS_KEYS = keys
+    engine, data = policy_on_fsdp.prepared(2, width, **fields)
     engine.compute_entropy_from_logits = entropy_from_logits
     tu.assign_non_tensor(data, calculate_entropy=True)
     settings = {"entropy_coeff": 0.0, "loss_agg_mode": how, "loss_scale_factor": 16, **settings}

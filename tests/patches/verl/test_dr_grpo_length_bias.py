@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from rlhf_patches.patches.verl._response_length import with_divisor
-from tests.harness import side_by_side
-from tests.harness.forkserver import Level, verl
+from tests.harness.forkserver import verl_workers
 from tests.patches.verl import dr_grpo_length_bias_ranks
 
 WORKER = dr_grpo_length_bias_ranks.__name__
@@ -63,8 +62,7 @@ def release(request):
     scope="module", params=[1, pytest.param(2, marks=pytest.mark.exhaustive)], ids=["one rank", "two ranks"]
 )
 def reports(run_ranks, release, request):
-    imported = Level("tests.harness.loading:verl_worker", str(side_by_side.folder("verl-worker")))
-    levels = (*verl(None if release == "0.9" else release), Level("tests.harness.loading:verl_critic"), imported)
+    levels = verl_workers(None if release == "0.9" else release)
     reports = run_ranks(WORKER, levels=levels, ranks=request.param, TORCHDYNAMO_DISABLE="1")
     assert len(reports) == request.param
     for report in reports:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness import side_by_side
-from tests.harness.forkserver import Level, verl
+from tests.harness.forkserver import verl_workers
 from tests.patches.verl import rehearsal_ranks
 
 SIZES, RATIO, OPTIMIZER = "micro-batch size", "old log-probabilities", "optimizer parameters"
@@ -16,11 +15,6 @@ NEWEST = {"gmpo": "verl-gmpo-micro-batches", "dr-grpo": "verl-dr-grpo-length-bia
 BUGS = {"0.9": NEWEST, "0.8": {**NEWEST, "critic": "verl-critic-loss-scale"}}
 
 
-def loaded():
-    imported = Level("tests.harness.loading:verl_worker", str(side_by_side.folder("verl-worker")))
-    return (Level("tests.harness.loading:verl_critic"), imported)
-
-
 @pytest.fixture(scope="module", params=["0.9", pytest.param("0.8", marks=pytest.mark.exhaustive)])
 def release(request):
     return request.param
@@ -28,7 +22,7 @@ def release(request):
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
 def reports(run_ranks, release, request):
-    levels = (*verl(None if release == "0.9" else release), *loaded())
+    levels = verl_workers(None if release == "0.9" else release)
     reports = run_ranks(rehearsal_ranks.__name__, levels=levels, ranks=request.param, TORCHDYNAMO_DISABLE="1")
     assert len(reports) == request.param
     assert reports[0]["applied"] == list(BUGS[release].values())
@@ -114,8 +108,9 @@ def test_a_critic_trains_and_the_actor_ends_the_run(reports):
 @pytest.mark.parametrize("ranks", [1, 2], ids=["one rank", "two ranks"])
 def test_losses_that_add_up_over_micro_batches_hold(run_ranks, ranks):
     """27 runs of ten losses; kl_cov selects tokens within a micro-batch, and gets a note."""
-    levels = (*verl(), *loaded())
-    reports = run_ranks(rehearsal_ranks.__name__, "--right", levels=levels, ranks=ranks, TORCHDYNAMO_DISABLE="1")
+    reports = run_ranks(
+        rehearsal_ranks.__name__, "--right", levels=verl_workers(), ranks=ranks, TORCHDYNAMO_DISABLE="1"
+    )
     found = {name: of(reports, name, "with")[SIZES] for name in rehearsal_ranks.RIGHT}
     assert len(found) == 27
     wrong = {name: each for name, each in found.items() if each[0] != "holds" and not name.startswith("kl_cov")}
