@@ -145,7 +145,7 @@ def test_the_page_and_the_list(contested, monkeypatch, capsys):
     page = pages.page(contested)
     off = "The patch is **off by default**"
     assert f"## Contested upstream\n\n{WHY[0].upper()}{WHY[1:]}. {off}" in " ".join(page.split(" "))
-    assert f"on with `RLHF_PATCHES_ENABLE={contested.name}`." in page
+    assert f"Switch the patch on with `RLHF_PATCHES_ENABLE={contested.name}`." in page
     assert "Switch it off" not in page
     assert pages.summary(contested).endswith("(off by default)")
     assert "Contested" not in pages.page(dataclasses.replace(contested, contested=""))

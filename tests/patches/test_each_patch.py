@@ -6,6 +6,7 @@ import functools
 import json
 from collections import defaultdict
 
+from rlhf_patches.definitions import pages
 from rlhf_patches.testing import checks
 from tests.patches.test_contract import ROOT, each_patch
 
@@ -44,7 +45,7 @@ def test_it_knows_and_does_not_infer(patch):
 @each_patch
 def test_its_page_its_record_and_its_row_exist(patch):
     page = (ROOT / "docs" / "patches" / f"{patch.name}.md").read_text()
-    assert patch.summary[1:] in page  # it begins a sentence there
+    assert pages._sentence(patch.summary) in page
     for number, variant in enumerate(patch.variants):
         known = [states[number] for states in recorded()[patch.name]]
         assert "defect" in known, f"no release is recorded for {variant.guard}"

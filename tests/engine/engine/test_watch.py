@@ -166,7 +166,7 @@ def test_its_page_says_what_it_looks_at_and_when_it_speaks(watch):
     assert "## What it reads\n\na call\n" in page
     assert "## When it warns\n\nnone\n" in page
     assert "no collective" in page
-    assert "off with `RLHF_PATCHES_DISABLE=fw-watch`." in page
+    assert "Switch the watch off with `RLHF_PATCHES_DISABLE=fw-watch`." in page
     assert "## Watches" in pages.index([watch])
 
 
