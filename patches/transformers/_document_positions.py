@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import masking_utils
 
 from .._released import is_released
 
-# Captured when the patch is applied: compiled code compares identities, and reads no function's source.
+_FUNCTIONS = ("create_causal_mask", "create_sliding_window_causal_mask")
+_HOLDERS = ("masking_utils", "models.gpt_oss.modeling_gpt_oss", "models.afmoe.modeling_afmoe")
+# Captured when the patch is applied, since compiled code can compare identities, but read no function's source. A model
+# may hold transformers' own function where another one has replaced it in `masking_utils`.
 _OWN = tuple(
     function
-    for name in ("create_causal_mask", "create_sliding_window_causal_mask")
-    if is_released(function := getattr(masking_utils, name, None), ("transformers",))
+    for holder in _HOLDERS
+    for name in _FUNCTIONS
+    if is_released(function := getattr(sys.modules.get(f"transformers.{holder}"), name, None), ("transformers",))
 )
 
 
-def masked(function: Callable[..., Any], keywords: dict[str, Any], position_ids: Any) -> dict[str, Any]:
-    """The keywords of a mask's function, with the documents' positions if the function is transformers' own.
+def masked(keywords: dict[str, Any], position_ids: Any, *functions: Callable[..., Any]) -> dict[str, Any]:
+    """The keywords of a mask, with the documents' positions if all of a model's mask functions are transformers' own.
 
-    Another function, such as one that a user has put in its place, gets the released keywords: whether it takes
-    positions is unknown. Positions of None are those that a model creates itself, which indicate no packing.
+    If one is another, such as a user's, all get the released keywords: whether it takes positions is unknown, and a
+    model with one repaired mask would be neither right nor as released. Positions of None are those that a model
+    creates itself, which indicate no packing.
     """
-    if position_ids is None or not any(function is own for own in _OWN):
+    if position_ids is None or not all(any(function is own for own in _OWN) for function in functions):
         return keywords
     return {**keywords, "position_ids": documents(position_ids)}
 

@@ -6,6 +6,7 @@ from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _GPT_OSS = "transformers.models.gpt_oss.modeling_gpt_oss:GptOssModel.forward"
 _AFMOE = "transformers.models.afmoe.modeling_afmoe:AfmoeModel.forward"
+_FUNCTIONS = ("create_causal_mask", "create_sliding_window_causal_mask")
 # The complete call: a release that has "position_ids" in it is repaired.
 _KEYWORDS = """{
     "config": self.config,
@@ -24,12 +25,12 @@ def _masked(keywords: str, *targets: str) -> tuple[Rewrite, ...]:
         Rewrite(
             target=target,
             pattern=f"{function}(**mask_kwargs)",
-            replacement=f"{function}(**$MASKED({function}, mask_kwargs, given_positions))",
+            replacement=f"{function}(**$MASKED(mask_kwargs, given_positions, {', '.join(_FUNCTIONS)}))",
             alongside=(f"mask_kwargs = {keywords}",),
             uses={"MASKED": f"{__package__}._document_positions:masked"},
         )
         for target in targets
-        for function in ("create_causal_mask", "create_sliding_window_causal_mask")
+        for function in _FUNCTIONS
     ]
     given = [Rewrite(target, "position_ids is None", "(given_positions := position_ids) is None") for target in targets]
     return (*masks, *given)
@@ -58,8 +59,10 @@ and gradients of a document are then those of the document alone.
 Rows with an attention mask, any call with a cache (such as generation), rows that are not packed, and positions that
 jump to anything but 0 stay bit for bit what they are. FlashAttention separates documents by itself.
 
-Not repaired: your own function in place of `create_causal_mask`, which gets the released arguments; a mask of ones
-together with packed rows; and `use_cache=True` without a cache, with which transformers
+Not repaired, without a message: your own function in place of `create_causal_mask` or
+`create_sliding_window_causal_mask` (both get the released arguments); a forward that you have copied; your own
+attention without a mask function in transformers' registry; a mask of ones together with packed rows; and
+`use_cache=True` without a cache, with which transformers
 ignores every model's positions (`Trainer` and TRL switch it off).""",
     references=("https://github.com/huggingface/transformers/pull/39997",),
     variants=(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from unittest import mock
 
 import pytest
@@ -147,7 +149,7 @@ def test_what_a_model_counts_itself_is_no_packing_while_it_is_compiled(apply_pat
 
 
 def test_an_own_mask_function_gets_the_released_keywords(apply_patch, monkeypatch):
-    """Its signature may end where the released call ends."""
+    """Its signature may end where the released call ends. The other mask is as released, too: half would be neither."""
     torch = pytest.importorskip("torch")
     ranks = pytest.importorskip(WORKER)
     modeling = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
@@ -165,7 +167,21 @@ def test_an_own_mask_function_gets_the_released_keywords(apply_patch, monkeypatc
 
     released = masks(own)
     apply_patch("transformers-packed-documents")
-    masks(own)
+    assert torch.equal(masks(own), released)
     assert "position_ids" not in seen[0]
     assert seen[1:] == seen[:1]
     assert not torch.equal(masks(original), released)
+
+
+def test_the_models_own_function_is_known_where_masking_utils_has_another(monkeypatch):
+    """Somebody has replaced it after the model's import, and before the patch."""
+    positions = pytest.importorskip("rlhf_patches.patches.transformers._document_positions")
+    modeling = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
+    monkeypatch.setattr("transformers.masking_utils.create_causal_mask", lambda **_: None)
+    try:
+        own = importlib.reload(positions)._OWN
+        assert any(modeling.create_causal_mask is function for function in own)
+        assert not any(function is sys.modules["transformers.masking_utils"].create_causal_mask for function in own)
+    finally:
+        monkeypatch.undo()
+        importlib.reload(positions)
