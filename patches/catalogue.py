@@ -393,6 +393,9 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=0.29.1,<1.1.0', modules=('trl.trainer.grpo_trainer', 'trl.generation.vllm_generation'), rewrites=True),
         ListedVariant(distribution='trl', versions='>=1.1.0,<=1.16.0', modules=('trl.trainer.grpo_trainer', 'trl.generation.vllm_generation'), rewrites=True),
     )),
+    Listed('trl-dropout-ratio', 'rlhf_patches.patches.trl.dropout_ratio:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.22.0,<=1.16.0', modules=('trl.trainer.rloo_trainer', 'trl.trainer.grpo_trainer'), independent=True, rewrites=True),
+    )),
     Listed('trl-grpo-tool-overflow', 'rlhf_patches.patches.trl.grpo_tool_overflow:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.26.0,<1.2.0', modules=('trl.trainer.grpo_trainer',), rewrites=True),
     )),

@@ -94,7 +94,7 @@ def trained_tokens(trainer: Any, generated: Any, kept: Any) -> Any:
 
 def replaced_in_grpo(trainer: Any) -> str:
     """The part of GRPO's step that is not the releases' own, and may be right; empty if none."""
-    return _released.others(trainer, *_OF_GRPO) or _backward(trainer)
+    return _released.others(trainer, *_OF_GRPO) or after_the_loss(trainer)
 
 
 def undivided(trainer: Any) -> int:
@@ -107,16 +107,16 @@ def undivided(trainer: Any) -> int:
 
 def replaced_step(trainer: Any) -> str:
     """The part of a step of Online DPO's family that is not the release's own, and may divide; empty if none."""
-    return _released.others(trainer, "training_step", "_compute_losses") or _backward(trainer)
+    return _released.others(trainer, "training_step", "_compute_losses") or after_the_loss(trainer)
 
 
 def replaced(trainer: Any, loss_of: Callable[..., Any], *more: str) -> str:
     """The part of GKD's or GOLD's step that is not the releases' own, and may be right; empty if none."""
     own = "" if _released.is_released(loss_of) else getattr(loss_of, "__qualname__", type(loss_of).__qualname__)
-    return _released.others(trainer, *_METHODS, *more) or own or _backward(trainer)
+    return _released.others(trainer, *_METHODS, *more) or own or after_the_loss(trainer)
 
 
-def _backward(trainer: Any) -> str:
+def after_the_loss(trainer: Any) -> str:
     """What changes the gradients after the loss and is not the releases' own; empty if nothing does."""
     own = _released.others(trainer.accelerator, "backward", "clip_grad_norm_")
     return own or _released.others(trainer, *_AFTER_THE_LOSS) or _hook(getattr(trainer, "model", None))
