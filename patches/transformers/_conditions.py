@@ -49,3 +49,8 @@ def within_an_epoch(self: Any, epoch: int, epochs_trained: int, steps_trained_in
     """Trainer: False for an epoch of which no batch is skipped; otherwise the loader decides."""
     skips = epoch == epochs_trained and steps_trained_in_current_epoch > 0
     return None if skips and not self.args.ignore_data_skip else False
+
+
+def not_linear(self: Any) -> bool | None:
+    """Decoder layer: False for full attention; otherwise the positions decide."""
+    return None if hasattr(self, "linear_attn") else False

@@ -40,11 +40,9 @@ def made(family: str, attention: str = "eager") -> Any:
     return getattr(transformers, f"{family}ForCausalLM")(config)
 
 
-def documents() -> list[torch.Tensor]:
+def documents(lengths: tuple[int, ...] = DOCUMENTS) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return [
-        torch.randint(1, VOCABULARY, (length,), generator=generator, device="cpu").to(DEVICE) for length in DOCUMENTS
-    ]
+    return [torch.randint(1, VOCABULARY, (length,), generator=generator, device="cpu").to(DEVICE) for length in lengths]
 
 
 def summed(model: Any, ids: torch.Tensor, starts: tuple[int, ...], **given: Any) -> torch.Tensor:
@@ -60,17 +58,20 @@ def gradients(model: Any, loss: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def packed(rows: int) -> dict[str, torch.Tensor]:
-    ids, positions = torch.cat(documents()), torch.cat([torch.arange(length) for length in DOCUMENTS])
+def packed(rows: int, lengths: tuple[int, ...] = DOCUMENTS) -> dict[str, torch.Tensor]:
+    ids, positions = torch.cat(documents(lengths)), torch.cat([torch.arange(length) for length in lengths])
     return {"ids": ids.expand(rows, -1), "position_ids": positions.expand(rows, -1)}
 
 
-def right(family: str, attention: str, rows: int, compiled: bool) -> dict[str, Any]:
-    """Packed rows compared with the documents alone."""
-    model, alone = made(family, attention), made(family).double()
-    starts = (0, DOCUMENTS[0], sum(DOCUMENTS[:2]))
-    loss = summed(torch.compile(model, backend="eager") if compiled else model, starts=starts, **packed(rows))
-    wanted = rows * sum(summed(alone, document[None], (0,)) for document in documents())
+def right(
+    model: Any, alone: Any, rows: int = 1, lengths: tuple[int, ...] = DOCUMENTS, compiled: bool = False, **given: Any
+) -> dict[str, Any]:
+    """Packed rows compared with the documents alone, in float64."""
+    alone = alone.double()
+    starts = tuple(sum(lengths[:number]) for number in range(len(lengths)))
+    called = torch.compile(model, backend="eager") if compiled else model
+    loss = summed(called, starts=starts, **packed(rows, lengths), **given)
+    wanted = rows * sum(summed(alone, document[None], (0,)) for document in documents(lengths))
     found, wished = gradients(model, loss), gradients(alone, wanted)
     return {
         "loss": abs(float(loss) / float(wanted) - 1),
@@ -79,9 +80,9 @@ def right(family: str, attention: str, rows: int, compiled: bool) -> dict[str, A
     }
 
 
-def bits(family: str, attention: str, given: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+def bits(make: Callable[[], Any], given: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     """A digest of the logits and of every gradient; and the changes of a forward to the model."""
-    model, touched = made(family, attention), ""
+    model, touched = make(), ""
     ids = torch.stack([torch.cat(documents())] * 2)
     try:
         with untouched(model):
@@ -126,11 +127,11 @@ LEFT: dict[str, Callable[[Any], dict[str, Any]]] = {
 }
 
 
-def generated(family: str, attention: str) -> list[int]:
+def generated(make: Callable[[], Any]) -> list[int]:
     ids = torch.stack([torch.cat(documents())] * 2)
     mask = left(None)["attention_mask"]
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    return made(family, attention).generate(ids, attention_mask=mask, **options).flatten().tolist()
+    return make().generate(ids, attention_mask=mask, **options).flatten().tolist()
 
 
 def cases() -> dict[str, Callable[[], Any]]:
@@ -142,13 +143,17 @@ def cases() -> dict[str, Callable[[], Any]]:
     ]
     found: dict[str, Callable[[], Any]] = {}
     for kind in kinds:
-        name = ", ".join(kind)
+        name, make = ", ".join(kind), functools.partial(made, *kind)
         for how, rows, compiled in (("packed", 1, False), ("2 rows", 2, False), ("compiled", 1, True)):
-            found[f"{name}, {how}"] = functools.partial(right, *kind, rows, compiled)
+            found[f"{name}, {how}"] = functools.partial(compared, make, kind[0], rows=rows, compiled=compiled)
         for how, given in LEFT.items():
-            found[f"{name}, {how}"] = functools.partial(bits, *kind, given)
-        found[f"{name}, generated"] = functools.partial(generated, *kind)
-    return {**found, "Qwen3, packed": functools.partial(right, "Qwen3", "eager", 1, False)}
+            found[f"{name}, {how}"] = functools.partial(bits, make, given)
+        found[f"{name}, generated"] = functools.partial(generated, make)
+    return {**found, "Qwen3, packed": functools.partial(compared, functools.partial(made, "Qwen3"), "Qwen3")}
+
+
+def compared(make: Callable[[], Any], family: str, **given: Any) -> dict[str, Any]:
+    return right(make(), made(family), **given)
 
 
 def main() -> None:

@@ -1,0 +1,172 @@
+"""Linear attention of packed documents: each starts from the states that it has alone."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import rlhf_patches
+
+from .._released import is_released
+
+_NAME = "transformers-packed-linear-attention"
+_Bounds = list[list[int]]
+"""For each row, where its documents start, and its number of tokens."""
+
+
+@dataclass
+class _Packed:
+    """The documents of the layer that this thread computes."""
+
+    positions: torch.Tensor
+    """Shape (rows, tokens)."""
+    bounds: _Bounds
+    repaired: bool = False
+
+    def fits(self, rows: int, tokens: int) -> bool:
+        """Whether these are the documents of a tensor of this size: a user's code may have split the tokens."""
+        return tokens == self.positions.shape[1] and self.positions.shape[0] in (1, rows)
+
+
+class _Current(threading.local):
+    """The documents of the current layer, and the bounds of the last positions, which a model's layers share."""
+
+    packed: _Packed | None = None
+    positions: weakref.ref[torch.Tensor] | None = None
+    version: int = -1
+    bounds: _Bounds | None = None
+
+
+_CURRENT = _Current()
+
+
+def apart(layer: Callable[..., Any], position_ids: Any) -> Callable[..., Any]:
+    """The layer, or a call of it in which `convolution` and `recurrence` know its documents.
+
+    Recomputed layers know them as well, since a decoder layer calls this itself. Compiled and traced code gets the
+    released layer: it cannot depend on positions.
+    """
+    if torch.compiler.is_compiling():
+        return layer
+    bounds = _of(position_ids)
+    if bounds is None:
+        rlhf_patches.decided(_NAME, False)
+        return layer
+    positions = position_ids[0] if position_ids.ndim == 3 else position_ids
+    return functools.partial(_within, _Packed(positions, bounds), layer)
+
+
+def _within(packed: _Packed, layer: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    if any(kwargs.get(name) is not None for name in ("cache_params", "cache", "attention_mask")):
+        return layer(*args, **kwargs)
+    before, _CURRENT.packed = _CURRENT.packed, packed
+    try:
+        return layer(*args, **kwargs)
+    finally:
+        _CURRENT.packed = before
+        rlhf_patches.decided(_NAME, packed.repaired)
+
+
+def _of(position_ids: Any) -> _Bounds | None:
+    """The documents' bounds, if every row's positions rise by one from 0 and some start again at 0; otherwise None.
+
+    Attention's masks have read these positions from the device in the same forward. This reads them once for all
+    layers.
+    """
+    if type(position_ids) is not torch.Tensor or position_ids.is_meta or position_ids.shape[-1] < 2 or _captured():
+        return None
+    if position_ids.is_inference():  # which counts no changes
+        return _read(position_ids)
+    last, version = None if _CURRENT.positions is None else _CURRENT.positions(), position_ids._version
+    if last is not position_ids or _CURRENT.version != version:
+        _CURRENT.bounds = _read(position_ids)
+        _CURRENT.positions, _CURRENT.version = weakref.ref(position_ids), version
+    return _CURRENT.bounds
+
+
+def _captured() -> bool:
+    capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return bool(capturing or torch.jit.is_tracing())
+
+
+def _read(position_ids: torch.Tensor) -> _Bounds | None:
+    planes = position_ids if position_ids.ndim == 3 else position_ids[None]  # a plane each for time, height and width
+    if planes.ndim != 3:
+        return None
+    rows = planes[0]
+    starts = rows == 0
+    rises = starts[:, 1:] | (rows[:, 1:] == rows[:, :-1] + 1)
+    if not (starts[:, 0].all() & rises.all() & starts[:, 1:].any() & (planes == rows).all()):
+        return None
+    bounds: _Bounds = [[] for _ in rows]
+    for row, place in starts.nonzero().tolist():
+        bounds[row].append(place)
+    return [[*places, rows.shape[1]] for places in bounds]
+
+
+def convolution(function: Callable[..., Any], size: int) -> Callable[..., Any]:
+    """The causal convolution of states, shape (rows, channels, tokens), with zeros before each document.
+
+    `size` is the number of tokens that it reads for each output.
+    """
+    packed = None if torch.compiler.is_compiling() else _CURRENT.packed
+    return function if packed is None else functools.partial(_spread, packed, function, size)
+
+
+def _spread(packed: _Packed, function: Callable[..., Any], size: int, /, *args: Any, **kwargs: Any) -> Any:
+    """One call, as released, with zeros between the documents.
+
+    One call for each document would differ in number between ranks, and ZeRO-3 gathers a module's weights in each.
+    """
+    states = kwargs["x"] if "x" in kwargs else args[0]
+    rows, channels, tokens = states.shape
+    # known: with seq_idx the kernel keeps documents apart.
+    if not packed.fits(rows, tokens) or kwargs.get("seq_idx") is not None:
+        return function(*args, **kwargs)
+    number = (packed.positions == 0).cumsum(-1) - 1
+    place = torch.arange(tokens, device=number.device) + (size - 1) * number
+    place = place[:, None].expand(rows, channels, tokens)
+    longest = tokens + (size - 1) * max(len(bounds) - 2 for bounds in packed.bounds)
+    spread = states.new_zeros(rows, channels, longest).scatter(2, place, states)
+    found = function(**{**kwargs, "x": spread}) if "x" in kwargs else function(spread, *args[1:], **kwargs)
+    packed.repaired = True
+    return found.gather(2, place)
+
+
+def recurrence(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The gated delta rule of queries, keys and values, shape (rows, tokens, ...), each document by itself."""
+    packed = None if torch.compiler.is_compiling() else _CURRENT.packed
+    return function if packed is None else functools.partial(_one_by_one, packed, function)
+
+
+def _one_by_one(packed: _Packed, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    rows, tokens = args[0].shape[:2]
+    # known: with cu_seqlens a kernel keeps documents apart. Before 5.15 the function in PyTorch ignores them; since
+    # then a decorator hides which of both it is.
+    kernel = kwargs.get("cu_seqlens") is not None and not _is_plain(function)
+    if not packed.fits(rows, tokens) or kernel or kwargs.get("initial_state") is not None:
+        return function(*args, **kwargs)
+    gates = {name: kwargs.pop(name) for name in ("g", "beta")}
+    kwargs.pop("cu_seqlens", None)
+    whole = []
+    for row in range(rows):
+        bounds = packed.bounds[row if len(packed.bounds) > 1 else 0]
+        found = []
+        for start, end in itertools.pairwise(bounds):
+            place = (slice(row, row + 1), slice(start, end))
+            of_one = {name: each[place] for name, each in gates.items()}
+            found.append(function(*(each[place] for each in args), **of_one, **kwargs)[0])
+        whole.append(torch.cat(found, dim=1))
+    packed.repaired = True
+    return torch.cat(whole), None  # without a cache nobody reads a state
+
+
+def _is_plain(function: Any) -> bool:
+    return not hasattr(function, "__wrapped__") and is_released(function, ("transformers",))

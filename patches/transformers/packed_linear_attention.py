@@ -1,0 +1,96 @@
+"""transformers: linear attention carries its states into the next packed document in Qwen3-Next and Qwen3.5."""
+
+from __future__ import annotations
+
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
+
+_FAMILIES = _NEXT, _QWEN3_5, _MOE = tuple(
+    f"transformers.models.{name}.modeling_{name}:{prefix}"
+    for name, prefix in (("qwen3_next", "Qwen3Next"), ("qwen3_5", "Qwen3_5"), ("qwen3_5_moe", "Qwen3_5Moe"))
+)
+_USES = f"{__package__}._document_states:"
+
+
+def _apart(family: str, *calls: tuple[str, str, str]) -> tuple[Rewrite, ...]:
+    """A decoder layer gives its linear attention the documents; the calls within it then keep them apart."""
+    layer, attention = f"{family}DecoderLayer.forward", f"{family}GatedDeltaNet.forward"
+    return (
+        Rewrite(layer, "self.linear_attn", "$APART(self.linear_attn, position_ids)", uses={"APART": f"{_USES}apart"}),
+        *(
+            Rewrite(
+                target=attention,
+                pattern=function,
+                replacement=f"${name.upper()}({', '.join((function, *more))})",
+                inside=call,
+                uses={name.upper(): f"{_USES}{name}"},
+            )
+            for function, call, name in calls
+            for more in ([("self.conv_kernel_size",)] if name == "convolution" else [()])
+        ),
+    )
+
+
+# Before 5.15 a layer has its functions as attributes; since then the module's functions choose a kernel or PyTorch.
+_METHODS = (
+    ("self.causal_conv1d_fn", "self.causal_conv1d_fn($$$)", "convolution"),
+    ("self.conv1d", "self.conv1d(mixed_qkv)", "convolution"),
+    ("self.chunk_gated_delta_rule", "self.chunk_gated_delta_rule($$$)", "recurrence"),
+)
+_FUNCTIONS = (
+    ("causal_conv1d_fn", "causal_conv1d_fn($$$)", "convolution"),
+    ("torch_chunk_gated_delta_rule", "torch_chunk_gated_delta_rule($$$)", "recurrence"),
+)
+
+
+def _changes(calls: tuple[tuple[str, str, str], ...], *families: str) -> tuple[Rewrite, ...]:
+    return tuple(change for family in families for change in _apart(family, *calls))
+
+
+PATCH = Patch(
+    name="transformers-packed-linear-attention",
+    summary="linear attention starts anew at each packed document in Qwen3-Next and Qwen3.5",
+    harm="wrong gradient",
+    bug="linear attention carries its states into the next packed document",
+    when="Qwen3-Next, Qwen3.5 (dense and MoE); packing or padding-free batches",
+    excluded_by=("model_family=qwen2|qwen3|llama|mistral|gemma|gemma2",),
+    symptom="""\
+Qwen3-Next or Qwen3.5 is trained on packed rows or padding-free batches: TRL's `packing` and `padding_free`,
+`DataCollatorWithFlattening`, OpenRLHF's `packing_samples`, SkyRL and verl without padding. The loss and the gradient
+of a document depend on the documents before it in the row. No error; in tiny models the gradient is as far off as it
+is long.""",
+    cause="""\
+`position_ids` that restart at 0 separate packed documents. Attention's mask reads them. The layers of linear attention
+(three of four) do not: their convolution and their recurrent state run over the whole row. Releases before 5.9 separate
+documents in no case. Since 5.9 the kernels do if the batch has `cu_seq_lens_q` and `seq_idx`, which
+`DataCollatorWithFlattening` makes only if asked.""",
+    repair="""\
+If the `position_ids` of every row rise by one from 0 and some restart at 0, each document's convolution reads zeros
+before its first token, and its recurrence starts from an empty state. Logits and gradients of a document are then those
+of the document alone. Projections and the convolution still run once for the row. The recurrence runs once for each
+document, also with kernels. To have one call of the kernel, use a release from 5.9 on, and let the collator return
+`cu_seq_lens_q` and `seq_idx` (`return_flash_attn_kwargs=True, return_seq_idx=True`).
+
+Rows with padding in their attention mask, any call with a cache (such as generation), rows that are not packed,
+positions that jump to anything but 0, positions of images, and calls of the kernels with `cu_seq_lens_q` and `seq_idx`
+stay bit for bit what they are.
+
+Not repaired, without a message: compiled models (`torch_compile`), exported ones and CUDA graphs; a forward of your own
+in place of the layer's; a cache together with packed rows (`Trainer` and TRL switch it off); tokens that your own code
+splits over ranks; and 5.15 to 5.19 without kernels if the batch has `cu_seq_lens_q`. With a mask of ones the full
+attention layers of all releases ignore the documents; the patch repairs the others.""",
+    references=("https://github.com/huggingface/transformers/issues/46093",),
+    variants=(
+        Variant(Guard("transformers", ">=4.57.0,<5.2.0"), _changes(_METHODS, _NEXT)),
+        Variant(Guard("transformers", ">=5.2.0,<5.15.0"), _changes(_METHODS, *_FAMILIES), independent=True),
+        Variant(Guard("transformers", ">=5.15.0,<=5.24.0"), _changes(_FUNCTIONS, *_FAMILIES), independent=True),
+    ),
+    obsolete_when=(
+        "when the oldest transformers in use separates the documents of linear attention; no release so far does"
+    ),
+    changes_numbers="""\
+With the patch, the loss of packed Qwen3-Next and Qwen3.5 is that of the single documents. Checkpoints trained with the
+bug have learned to read documents with the states of others. Evaluation on single documents was not affected.""",
+    conditions=tuple(
+        Condition(f"{family}DecoderLayer.forward", f"{__package__}._conditions:not_linear") for family in _FAMILIES
+    ),
+)

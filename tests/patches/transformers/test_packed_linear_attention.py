@@ -1,0 +1,233 @@
+"""transformers-packed-linear-attention: packed rows of tiny models, against their documents alone in float64."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+
+import pytest
+
+from tests.harness.by_case import States, exhaustive_but
+from tests.harness.forkserver import beside
+
+NAME = "transformers-packed-linear-attention"
+WORKER = "rlhf_patches.patches.transformers.proofs.packed_linear_attention_ranks"
+MODELING = "transformers.models.qwen3_next.modeling_qwen3_next"
+MODELS = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
+WRONG = ("packed", "2 rows", "long", "checkpointed", "reentrant")
+LEFT = ("a mask", "not packed", "no positions", "other jumps", "a cache", "generated")
+FEW = (
+    *(f"{model}, packed" for model in MODELS),
+    *(f"Qwen3Next, {how}" for how in ("bfloat16", *WRONG[1:], *LEFT)),
+)
+"""`make test` has these, in one run; the others are the same calls of copies of the same functions."""
+RULE_COVERAGE = {
+    "minimal scope": "test_all_other_calls_stay_bit_for_bit",
+    "no side effects": "test_the_model_is_only_read",
+    "backward compatible": "test_all_other_calls_stay_bit_for_bit",
+    "no new blocking": "because a layer makes the calls of modules that it made: no lock, no collective",
+    "bit for bit": "test_all_other_calls_stay_bit_for_bit",
+}
+#: float32 against float64, over 70 steps of the recurrence.
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((None, MODELS), id="5.23"),
+        pytest.param(("transformers-4.57", MODELS[:1]), id="4.57", marks=pytest.mark.exhaustive),
+    ],
+)
+def seen(request, run_ranks):
+    release, models = request.param
+
+    def run(case):
+        if not case.startswith(tuple(f"{model}," for model in models)):
+            pytest.skip(f"not in {release}")
+        together = FEW if case in FEW else (case,)
+        (report,) = run_ranks(WORKER, *together, levels=beside(release, "trainer"), ranks=1)
+        assert report["version"].startswith(release.rpartition("-")[2] if release else "5.")
+        assert report["status"] == "applied"
+        return report
+
+    return States(run)
+
+
+def of(hows):
+    cases = [f"{model}, {how}" for how in hows for model in MODELS]
+    return pytest.mark.parametrize("case", exhaustive_but(cases, *(case for case in cases if case in FEW)))
+
+
+@of(WRONG)
+def test_without_it_states_of_other_documents_come_in(seen, case):
+    assert seen["before"][case]["gradient"] > 0.1
+
+
+@of(WRONG)
+def test_with_it_a_document_is_as_it_is_alone(seen, case):
+    found = seen["after"][case]
+    assert found["parameters"] > 10
+    assert found["gradient"] < TOLERANCE
+    assert found["loss"] < TOLERANCE
+
+
+@of(["bfloat16"])
+def test_with_it_in_bfloat16_what_is_left_is_its_rounding(seen, case):
+    assert seen["before"][case]["gradient"] > 2
+    assert seen["after"][case]["gradient"] < 0.5  # the tensor with the smallest gradient
+
+
+@of(LEFT)
+def test_all_other_calls_stay_bit_for_bit(seen, case):
+    assert seen["after"][case] == seen["before"][case]
+
+
+@of(LEFT[:-1])
+def test_the_model_is_only_read(seen, case):
+    assert seen["after"][case]["touched"] == ""
+
+
+@of((*WRONG, *LEFT))
+def test_after_revert_it_is_as_released(seen, case):
+    assert seen["reverted"][case] == seen["before"][case]
+
+
+@pytest.fixture
+def ranks():
+    pytest.importorskip(MODELING)
+    return pytest.importorskip(WORKER)
+
+
+def test_the_collator_packs_so(ranks):
+    """transformers' own collator gives by default what the cases take: positions that restart, and nothing else."""
+    torch = pytest.importorskip("torch")
+    found, wanted = ranks.collated(), ranks.rows.packed(1)
+    assert set(found) == {"input_ids", "labels", "position_ids"}
+    assert torch.equal(found["position_ids"], wanted["position_ids"])
+
+
+def packed_logits(model, torch, ranks, **more):
+    given = ranks.rows.packed(1)
+    with torch.no_grad():
+        return model(input_ids=given["ids"], position_ids=given["position_ids"], **more).logits
+
+
+def test_it_compiles_whole_where_it_did_and_is_then_as_released(ranks, apply_patch):
+    torch = pytest.importorskip("torch")
+
+    def compiled():
+        torch._dynamo.reset()
+        layer = ranks.made("Qwen3_5").eval().model.layers[0]
+        states = torch.ones(1, 21, 16)
+        positions = ranks.rows.packed(1)["position_ids"]
+        with torch.no_grad():
+            return torch.compile(layer, backend="eager", fullgraph=True)(states, (states, states), None, positions)
+
+    released = compiled()
+    apply_patch(NAME)
+    assert torch.equal(compiled(), released)
+
+
+def test_a_forward_of_the_users_own_is_called_as_released(ranks, apply_patch):
+    """Its signature may end where the release's call ends; what it computes is its own."""
+    torch = pytest.importorskip("torch")
+    seen = []
+
+    class Own(importlib.import_module(MODELING).Qwen3NextGatedDeltaNet):
+        def forward(self, hidden_states, cache_params=None, attention_mask=None, **keywords):
+            seen.append(sorted(keywords))
+            return hidden_states.cumsum(1)
+
+    def logits():
+        model = ranks.made("Qwen3Next").eval()
+        model.model.layers[0].linear_attn.__class__ = Own
+        return packed_logits(model, torch, ranks)
+
+    released = logits()
+    apply_patch(NAME)
+    assert torch.equal(logits(), released)
+    assert seen[1:] == seen[:1]
+
+
+def test_tokens_that_the_users_code_splits_stay_as_released(ranks, apply_patch):
+    """Such as one rank's share of a row: its documents are other ones than those of the positions."""
+    torch = pytest.importorskip("torch")
+
+    class Half(torch.nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, hidden_states, **keywords):
+            parts = hidden_states.chunk(2, dim=1)
+            return torch.cat([self.layer(hidden_states=part, **keywords) for part in parts], dim=1)
+
+    def logits():
+        model = ranks.made("Qwen3Next").eval()
+        model.model.layers[0].linear_attn = Half(model.model.layers[0].linear_attn)
+        return packed_logits(model, torch, ranks)
+
+    released = logits()
+    apply_patch(NAME)
+    assert torch.equal(logits(), released)
+
+
+def test_a_convolution_is_one_call_of_its_module(ranks, apply_patch):
+    """ZeRO-3 gathers the weights of a module in each call, so ranks must not call it in other numbers."""
+    torch = pytest.importorskip("torch")
+
+    def calls():
+        seen, model = [], ranks.made("Qwen3Next").eval()
+        for name, module in model.model.layers[0].named_modules():
+            module.register_forward_hook(lambda *_, name=name: seen.append(name))
+        packed_logits(model, torch, ranks)
+        return seen
+
+    released = calls()
+    apply_patch(NAME)
+    assert calls() == released
+
+
+def test_each_row_has_its_own_documents(ranks, apply_patch):
+    torch = pytest.importorskip("torch")
+    apply_patch(NAME)
+    model = ranks.made("Qwen3Next").eval()
+    ids = torch.cat(ranks.rows.documents())[None].expand(3, -1)
+    positions = [[(*range(7), *range(5), *range(9)), (*range(4), *range(16), 0), range(21)][row] for row in range(3)]
+    positions = torch.tensor([list(row) for row in positions])
+    with torch.no_grad():
+        together = model(input_ids=ids, position_ids=positions).logits
+        for row in range(3):
+            starts = [*(positions[row] == 0).nonzero().flatten().tolist(), 21]
+            parts = [model(input_ids=ids[:1, start:end]).logits for start, end in itertools.pairwise(starts)]
+            torch.testing.assert_close(together[row], torch.cat(parts, dim=1)[0], atol=1e-5, rtol=1e-5)
+
+
+def test_positions_that_change_in_place_are_read_again(ranks, apply_patch):
+    torch = pytest.importorskip("torch")
+    apply_patch(NAME)
+    states = importlib.import_module("rlhf_patches.patches.transformers._document_states")
+    positions = torch.tensor([[0, 1, 2, 0, 1]])
+    assert states._of(positions) == [[0, 3, 5]]
+    positions[0] = torch.arange(5)
+    assert states._of(positions) is None
+    with torch.inference_mode():
+        assert states._of(torch.tensor([[0, 0, 1, 2, 3]])) == [[0, 1, 5]]
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        [[[0, 1, 0, 1]], [[0, 1, 0, 1]], [[0, 1, 1, 2]]],  # an image's height or width
+        [[0, 1, 0, 1], [0, 1, 2, 4]],
+        [[3, 4, 0, 1]],
+        [[[[0, 0]]]],
+        [[5]],
+    ],
+)
+def test_other_positions_are_no_documents(ranks, positions):
+    torch = pytest.importorskip("torch")
+    states = importlib.import_module("rlhf_patches.patches.transformers._document_states")
+    assert states._of(torch.tensor(positions)) is None
+    assert states._of(positions) is None
