@@ -54,3 +54,9 @@ def within_an_epoch(self: Any, epoch: int, epochs_trained: int, steps_trained_in
 def not_linear(self: Any) -> bool | None:
     """Decoder layer: False for full attention; otherwise the positions decide."""
     return None if hasattr(self, "linear_attn") else False
+
+
+def not_mamba(self: Any) -> bool | None:
+    """Layer of Bamba, Falcon-H1 or Nemotron-H: False for attention and MLPs; otherwise the positions decide."""
+    kind = getattr(self, "block_type", getattr(self, "layer_type", None))
+    return None if hasattr(self, "mamba") or kind in ("linear_attention", "mamba") else False

@@ -1,4 +1,4 @@
-"""Linear attention of packed documents: each starts from the states that it has alone."""
+"""Recurrent layers on packed documents: each document starts from the states that it has alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import rlhf_patches
 
 from .._released import is_released
 
-_NAME = "transformers-packed-linear-attention"
 _Bounds = list[list[int]]
 """For each row, where its documents start, and its number of tokens."""
 
@@ -25,6 +24,7 @@ _Bounds = list[list[int]]
 class _Packed:
     """The documents of the layer that this thread computes."""
 
+    patch: str
     positions: torch.Tensor
     """Shape (rows, tokens)."""
     bounds: _Bounds
@@ -47,8 +47,8 @@ class _Current(threading.local):
 _CURRENT = _Current()
 
 
-def apart(layer: Callable[..., Any], position_ids: Any) -> Callable[..., Any]:
-    """The layer, or a call of it in which `convolution` and `recurrence` know its documents.
+def apart(layer: Callable[..., Any], position_ids: Any, patch: str) -> Callable[..., Any]:
+    """The layer, or a call of it in which `convolution`, `recurrence` and the others below know its documents.
 
     Recomputed layers know them as well, since a decoder layer calls this itself. Compiled and traced code gets the
     released layer: it cannot depend on positions.
@@ -57,10 +57,10 @@ def apart(layer: Callable[..., Any], position_ids: Any) -> Callable[..., Any]:
         return layer
     bounds = _of(position_ids)
     if bounds is None:
-        rlhf_patches.decided(_NAME, False)
+        rlhf_patches.decided(patch, False)
         return layer
     positions = position_ids[0] if position_ids.ndim == 3 else position_ids
-    return functools.partial(_within, _Packed(positions, bounds), layer)
+    return functools.partial(_within, _Packed(patch, positions, bounds), layer)
 
 
 def _within(packed: _Packed, layer: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -71,7 +71,7 @@ def _within(packed: _Packed, layer: Callable[..., Any], /, *args: Any, **kwargs:
         return layer(*args, **kwargs)
     finally:
         _CURRENT.packed = before
-        rlhf_patches.decided(_NAME, packed.repaired)
+        rlhf_patches.decided(packed.patch, packed.repaired)
 
 
 def _of(position_ids: Any) -> _Bounds | None:
@@ -142,30 +142,61 @@ def _spread(packed: _Packed, function: Callable[..., Any], size: int, /, *args: 
 
 def recurrence(function: Callable[..., Any]) -> Callable[..., Any]:
     """The gated delta rule of queries, keys and values, shape (rows, tokens, ...), each document by itself."""
+    return _each(function, (0, 1, 2))
+
+
+def scan(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mamba-2's scan of states, step sizes, A, B and C, shape (rows, tokens, ...) except A's, each document by itself."""
+    return _each(function, (0, 1, 3, 4))
+
+
+def fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mamba-2's convolution and scan of projected states, shape (rows, tokens, ...), each document by itself.
+
+    Without the kernel the function returns None, and the layer goes on with the other two.
+    """
+    return _each(function, (0,))
+
+
+_GATES = ("g", "beta")
+_STATES = ("initial_state", "initial_states", "return_final_states", "seq_idx")
+
+
+def _each(function: Callable[..., Any], sequences: tuple[int, ...]) -> Callable[..., Any]:
     packed = None if torch.compiler.is_compiling() else _CURRENT.packed
-    return function if packed is None else functools.partial(_one_by_one, packed, function)
+    return function if packed is None else functools.partial(_one_by_one, packed, function, sequences)
 
 
-def _one_by_one(packed: _Packed, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _one_by_one(
+    packed: _Packed, function: Callable[..., Any], sequences: tuple[int, ...], /, *args: Any, **kwargs: Any
+) -> Any:
+    """`function` of each document; `sequences` are the positional arguments that have tokens."""
     rows, tokens = args[0].shape[:2]
-    # known: with cu_seqlens a kernel keeps documents apart. Before 5.15 the function in PyTorch ignores them; since
-    # then a decorator hides which of both it is.
+    # known: with cu_seqlens or seq_idx a kernel keeps documents apart. Before 5.15 the function in PyTorch ignores
+    # cu_seqlens; since then a decorator hides which of both it is.
     kernel = kwargs.get("cu_seqlens") is not None and not _is_plain(function)
-    if not packed.fits(rows, tokens) or kernel or kwargs.get("initial_state") is not None:
+    if (
+        not packed.fits(rows, tokens)
+        or kernel
+        or any(kwargs.get(name) is not None and kwargs[name] is not False for name in _STATES)
+    ):
         return function(*args, **kwargs)
-    gates = {name: kwargs.pop(name) for name in ("g", "beta")}
+    gates = {name: kwargs.pop(name) for name in _GATES if name in kwargs}
     kwargs.pop("cu_seqlens", None)
-    whole = []
+    whole, found = [], None
     for row in range(rows):
-        bounds = packed.bounds[row if len(packed.bounds) > 1 else 0]
-        found = []
-        for start, end in itertools.pairwise(bounds):
+        parts = []
+        for start, end in itertools.pairwise(packed.bounds[row if len(packed.bounds) > 1 else 0]):
             place = (slice(row, row + 1), slice(start, end))
-            of_one = {name: each[place] for name, each in gates.items()}
-            found.append(function(*(each[place] for each in args), **of_one, **kwargs)[0])
-        whole.append(torch.cat(found, dim=1))
+            given = (each[place] if number in sequences else each for number, each in enumerate(args))
+            found = function(*given, **{name: each[place] for name, each in gates.items()}, **kwargs)
+            if found is None:
+                return None
+            parts.append(found[0] if isinstance(found, tuple) else found)
+        whole.append(torch.cat(parts, dim=1))
     packed.repaired = True
-    return torch.cat(whole), None  # without a cache nobody reads a state
+    states = torch.cat(whole)
+    return (states, None) if isinstance(found, tuple) else states  # without a cache nobody reads a final state
 
 
 def _is_plain(function: Any) -> bool:

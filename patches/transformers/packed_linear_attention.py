@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
+_NAME = "transformers-packed-linear-attention"
 _FAMILIES = _NEXT, _QWEN3_5, _MOE = tuple(
     f"transformers.models.{name}.modeling_{name}:{prefix}"
     for name, prefix in (("qwen3_next", "Qwen3Next"), ("qwen3_5", "Qwen3_5"), ("qwen3_5_moe", "Qwen3_5Moe"))
@@ -15,7 +16,12 @@ def _apart(family: str, *calls: tuple[str, str, str]) -> tuple[Rewrite, ...]:
     """A decoder layer gives its linear attention the documents; the calls within it then keep them apart."""
     layer, attention = f"{family}DecoderLayer.forward", f"{family}GatedDeltaNet.forward"
     return (
-        Rewrite(layer, "self.linear_attn", "$APART(self.linear_attn, position_ids)", uses={"APART": f"{_USES}apart"}),
+        Rewrite(
+            target=layer,
+            pattern="self.linear_attn",
+            replacement=f"$APART(self.linear_attn, position_ids, {_NAME!r})",
+            uses={"APART": f"{_USES}apart"},
+        ),
         *(
             Rewrite(
                 target=attention,
@@ -47,7 +53,7 @@ def _changes(calls: tuple[tuple[str, str, str], ...], *families: str) -> tuple[R
 
 
 PATCH = Patch(
-    name="transformers-packed-linear-attention",
+    name=_NAME,
     summary="linear attention starts anew at each packed document in Qwen3-Next and Qwen3.5",
     harm="wrong gradient",
     bug="linear attention carries its states into the next packed document",

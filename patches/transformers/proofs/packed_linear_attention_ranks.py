@@ -1,6 +1,6 @@
-"""Losses of packed documents by transformers' hybrid models: ``--out FOLDER [CASE ...]``.
+"""Losses of packed documents by transformers' recurrent models: ``--out FOLDER [CASE ...] [--patch NAME]``.
 
-Each case before apply() of transformers-packed-linear-attention, after it, and after revert(): the gradient of packed
+Each case before apply() of the patch, transformers-packed-linear-attention by default, after it, and after revert(): the gradient of packed
 rows, and that of the same documents one by one, in float64; or a digest of a call that stays as released.
 """
 
@@ -19,14 +19,21 @@ from rlhf_patches.proving import states
 
 NAME = "transformers-packed-linear-attention"
 SIZES: dict[str, Any] = {"vocab_size": rows.VOCABULARY, "hidden_size": 16, "intermediate_size": 16}
-SIZES |= {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "initializer_range": 0.3}
+SIZES |= {"num_hidden_layers": 2, "initializer_range": 0.3}
 SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64}
-SIZES |= {"linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 SIZES |= {"pad_token_id": 0, "use_cache": False}  # as Trainer sets it
-EXPERTS: dict[str, Any] = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+LINEAR: dict[str, Any] = {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 1}
+LINEAR |= {"linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+EXPERTS: dict[str, Any] = {**LINEAR, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 EXPERTS |= {"experts_implementation": "eager", "shared_expert_intermediate_size": 8}
-OF = {"Qwen3Next": ("Qwen3NextConfig", EXPERTS), "Qwen3_5": ("Qwen3_5TextConfig", {})}
+OF = {"Qwen3Next": ("Qwen3NextConfig", EXPERTS), "Qwen3_5": ("Qwen3_5TextConfig", LINEAR)}
 OF |= {"Qwen3_5Moe": ("Qwen3_5MoeTextConfig", EXPERTS)}
+MAMBA: dict[str, Any] = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_expand": 2}
+OF |= {"Bamba": ("BambaConfig", {**MAMBA, "attn_layer_indices": [1]})}
+OF |= {"FalconH1": ("FalconH1Config", {**MAMBA, "mamba_d_ssm": 32})}
+NEMOTRON: dict[str, Any] = {"mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1}
+NEMOTRON |= {"layers_block_type": ["linear_attention", "full_attention"]}
+OF |= {"NemotronH": ("NemotronHConfig", NEMOTRON)}
 
 # the cache that the model itself makes: 4.57 takes no other
 LEFT = {**rows.LEFT, "a cache": lambda model: {**rows.beside(model), "use_cache": True}}
@@ -85,7 +92,8 @@ def _in_bfloat16(family: str) -> dict[str, Any]:
 def main() -> None:
     parser, known = states.parser(), cases()
     parser.add_argument("cases", nargs="*", metavar="CASE", default=list(known))
+    parser.add_argument("--patch", default=NAME)
     options = parser.parse_args()
     if rows.DEVICE != "cpu":  # the setting is a mode, which would also apply there
         torch.set_default_device(rows.DEVICE)
-    states.report(NAME, lambda: {name: known[name]() for name in options.cases if name in known}, options.out)
+    states.report(options.patch, lambda: {name: known[name]() for name in options.cases if name in known}, options.out)
