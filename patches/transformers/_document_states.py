@@ -146,7 +146,7 @@ def recurrence(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def scan(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mamba-2's scan of states, step sizes, A, B and C, shape (rows, tokens, ...) except A's, each document by itself."""
+    """Mamba-2's scan of states, step sizes, A, B and C, each document by itself; A alone has no tokens."""
     return _each(function, (0, 1, 3, 4))
 
 
@@ -175,11 +175,8 @@ def _one_by_one(
     # known: with cu_seqlens or seq_idx a kernel keeps documents apart. Before 5.15 the function in PyTorch ignores
     # cu_seqlens; since then a decorator hides which of both it is.
     kernel = kwargs.get("cu_seqlens") is not None and not _is_plain(function)
-    if (
-        not packed.fits(rows, tokens)
-        or kernel
-        or any(kwargs.get(name) is not None and kwargs[name] is not False for name in _STATES)
-    ):
+    more = any(kwargs.get(name) is not None and kwargs[name] is not False for name in _STATES)
+    if not packed.fits(rows, tokens) or kernel or more:
         return function(*args, **kwargs)
     gates = {name: kwargs.pop(name) for name in _GATES if name in kwargs}
     kwargs.pop("cu_seqlens", None)

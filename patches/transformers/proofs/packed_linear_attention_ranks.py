@@ -1,7 +1,8 @@
 """Losses of packed documents by transformers' recurrent models: ``--out FOLDER [CASE ...] [--patch NAME]``.
 
-Each case before apply() of the patch, transformers-packed-linear-attention by default, after it, and after revert(): the gradient of packed
-rows, and that of the same documents one by one, in float64; or a digest of a call that stays as released.
+Each case before apply() of the patch, transformers-packed-linear-attention by default, after it, and after revert():
+the gradient of packed rows, and that of the same documents one by one, in float64; or a digest of a call that stays as
+released.
 """
 
 from __future__ import annotations
