@@ -53,8 +53,8 @@ Bamba, Falcon-H1 or Nemotron-H is trained on packed rows or padding-free batches
 documents before it in the row. No error; in tiny models the gradient is a third off or more.""",
     cause="""\
 `position_ids` that restart at 0 separate packed documents. Attention's mask reads them. The Mamba-2 layers do not:
-their convolution and their state run over the whole row. The kernels separate documents only if the batch has `seq_idx`,
-which `DataCollatorWithFlattening` makes if asked.""",
+their convolution and their state run over the whole row. The kernels separate documents only if the batch has
+`seq_idx`, which `DataCollatorWithFlattening` makes if asked.""",
     repair="""\
 If the `position_ids` of every row rise by one from 0 and some restart at 0, each document's convolution reads zeros
 before its first token, and its scan starts from an empty state. Logits and gradients of a document are then those of
