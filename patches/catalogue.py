@@ -479,6 +479,12 @@ LISTED = (
     Listed('trl-kto-train-sampler', 'rlhf_patches.patches.trl.train_sampler:ADVICE_KTO', (
         ListedVariant(distribution='trl', versions='>=0.8.0,<=0.9.6', modules=('trl.trainer.kto_trainer',), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=4.52.0,<=5.24.0', package='transformers')),
         ListedVariant(distribution='trl', versions='>=0.10.1,<=0.17.0', modules=('trl.trainer.kto_trainer', 'trl.trainer.bco_trainer'), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=4.52.0,<=5.24.0', package='transformers')),
+    Listed('trl-precompute-cache', 'rlhf_patches.patches.trl.precompute_cache:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.29.0,<1.4.0', modules=('trl.trainer.dpo_trainer',), rewrites=True),
+        ListedVariant(distribution='trl', versions='>=1.4.0,<1.8.0', modules=('trl.trainer.dpo_trainer', 'trl.experimental.kto.kto_trainer'), independent=True, rewrites=True),
+        ListedVariant(distribution='trl', versions='>=1.8.0,<1.9.0', modules=('trl.trainer.dpo_trainer', 'trl.trainer.kto_trainer'), independent=True, rewrites=True),
+        ListedVariant(distribution='trl', versions='>=1.9.0,<=1.16.0', modules=('trl.trainer.dpo_trainer',), rewrites=True),
+    )),
     )),
     Listed('trl-trainer-overrides', 'rlhf_patches.patches.trl.trainer_overrides:ADVICE', (
         ListedVariant(distribution='trl', versions='>=0.8.2,<=0.11.4', modules=('trl.trainer.dpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.cpo_trainer'), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=4.46.0,<5.0.0rc0', package='transformers')),
