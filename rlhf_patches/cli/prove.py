@@ -21,7 +21,7 @@ from ..proving.children import NotTried
 from ..proving.lookup import LocatedProof
 from ..proving.proof import Row
 from . import output
-from .command_line import Commands, UsageError
+from .command_line import INTERRUPTED, Commands, UsageError
 
 _QUICK = 20
 _HEADS = ("PATCH", "VERDICT", "RELEASE", "CASE", "WITHOUT", "WITH", "REFERENCE", "S")
@@ -127,11 +127,18 @@ def _prove(options: argparse.Namespace) -> int:
             outcomes.append(_Outcome(row.name, row.version, None, 0.0, why))
     runs.sort(key=lambda run: (run[1].proof.seconds > _QUICK, run[1].proof.seconds))
     memory = int(options.memory * 2**30)
-    with _bar(len(runs)) as advance:
-        for row, proof in runs:
-            advance(row.name)
-            outcomes += _outcomes(row, proof, options.seconds, memory, options.gpu and proof.proof.gpu)
+    done: list[str] = []
+    interrupted = False
+    try:
+        for row, found in _run(runs, options, memory):
+            outcomes += found
+            done.append(row.name)
+    except KeyboardInterrupt:
+        interrupted = True
     _print(outcomes, options, without_proof, on)
+    if interrupted:
+        output.complain(f"interrupted; not run: {', '.join(row.name for row, _ in runs if row.name not in done)}")
+        return INTERRUPTED
     output.complain_of_plugins(failures)
     verdicts = {outcome.verdict for outcome in outcomes}
     return 1 if "NOT repaired" in verdicts else 2 if "not tried" in verdicts or not outcomes else 0
@@ -148,6 +155,24 @@ def _gpu() -> str:
         return children.gpu_name()
     except NotTried as error:
         raise UsageError(f"--gpu: torch has no GPU here ({error}); without --gpu every proof runs on the CPU") from None
+
+
+def _run(
+    runs: Sequence[tuple[PatchReport, LocatedProof]], options: argparse.Namespace, memory: int
+) -> Iterator[tuple[PatchReport, list[_Outcome]]]:
+    """Run the proofs. Each one's line, and the time that the others will take, go to standard error as it ends."""
+    begun, declared = time.monotonic(), 0
+    with _bar(len(runs)) as (advance, write):
+        for number, (row, proof) in enumerate(runs, 1):
+            advance(row.name)
+            found = list(_outcomes(row, proof, options.seconds, memory, options.gpu and proof.proof.gpu))
+            yield row, found
+            declared += proof.proof.seconds
+            left = sum(each.proof.seconds for _, each in runs[number:]) * (time.monotonic() - begun) / declared
+            verdicts = ", ".join(sorted({outcome.verdict for outcome in found})) or "no case"
+            if len(runs) > 1:
+                more = f"; about {left:.0f} s left" if left else ""
+                write(f"{number} of {len(runs)}: {row.name}: {verdicts}{more}")
 
 
 def _outcomes(row: PatchReport, proof: LocatedProof, seconds: float, memory: int, gpu: bool) -> Iterator[_Outcome]:
@@ -191,10 +216,10 @@ def _print(outcomes: Sequence[_Outcome], options: argparse.Namespace, without_pr
 
 
 @contextlib.contextmanager
-def _bar(count: int) -> Iterator[Callable[[str], None]]:
-    """A progress bar with the running proof, on a terminal only; piped output has the table alone."""
+def _bar(count: int) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
+    """Functions for the running proof's name and for a line about one that ended; a progress bar on a terminal."""
     if not sys.stderr.isatty() or not count:
-        yield lambda name: None
+        yield lambda name: None, lambda line: print(line, file=sys.stderr, flush=True)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -208,4 +233,4 @@ def _bar(count: int) -> Iterator[Callable[[str], None]]:
             progress.update(task, completed=begun, description=name)
             begun += 1
 
-        yield advance
+        yield advance, lambda line: progress.console.print(line, markup=False, highlight=False)

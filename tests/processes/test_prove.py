@@ -11,8 +11,11 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from rlhf_patches.cli import prove as prove_command
 
 NAME = "toy-sum"
 PLUGIN = """
@@ -208,6 +211,34 @@ def test_a_port_that_was_taken_in_between(prove):
     assert status == 0, said
 
 
+def test_each_proof_is_told_as_it_ends_and_ctrl_c_keeps_what_was_done(monkeypatch, capsys):
+    """Three proofs of 5, 5 and 20 s as declared; the last one is interrupted."""
+    runs = [
+        (SimpleNamespace(name=name), SimpleNamespace(proof=SimpleNamespace(seconds=seconds, gpu=False)))
+        for name, seconds in (("first", 5), ("second", 5), ("third", 20))
+    ]
+    said = []
+
+    def outcomes(row, *_):
+        said.append(capsys.readouterr().err)
+        if row.name == "third":
+            raise KeyboardInterrupt
+        yield prove_command._Outcome(row.name, "1.0", None, 1.0)
+
+    clock = iter([0.0, 4.0, 8.0])
+    monkeypatch.setattr(prove_command, "_outcomes", outcomes)
+    monkeypatch.setattr(prove_command.time, "monotonic", lambda: next(clock))
+    found = []
+    with pytest.raises(KeyboardInterrupt):
+        found.extend(prove_command._run(runs, SimpleNamespace(seconds=1, gpu=False), 1))
+    assert [row.name for row, _ in found] == ["first", "second"]
+    assert said == [
+        "",
+        "1 of 3: first: not tried; about 20 s left\n",
+        "2 of 3: second: not tried; about 16 s left\n",
+    ]
+
+
 @pytest.mark.one_python
 def test_by_default_all_that_apply_here(prove):
     status, said, _ = prove()
@@ -390,6 +421,8 @@ def test_what_ends_the_command_ends_its_ranks_and_removes_its_folder(site, sent,
         assert all(map(alive, ranks))
         process.send_signal(sent)
         assert process.wait(30) == status
+        if sent is signal.SIGINT:
+            assert f"interrupted; not run: {NAME}" in process.stdout.read().decode()
         until = time.monotonic() + 10
         temporary = site.parent / "temporary"
         while (any(map(alive, ranks)) or [*temporary.iterdir()]) and time.monotonic() < until:
