@@ -28,7 +28,8 @@ class _Packed:
     positions: torch.Tensor
     """Shape (rows, tokens)."""
     bounds: _Bounds
-    repaired: bool = False
+    occurs: bool | None = None
+    """Whether documents would not be separate as released; None if the layer's calls were not seen."""
 
     def fits(self, rows: int, tokens: int) -> bool:
         """Whether these are the documents of a tensor of this size: a user's code may have split the tokens."""
@@ -71,7 +72,8 @@ def _within(packed: _Packed, layer: Callable[..., Any], /, *args: Any, **kwargs:
         return layer(*args, **kwargs)
     finally:
         _CURRENT.packed = before
-        rlhf_patches.decided(packed.patch, packed.repaired)
+        if packed.occurs is not None:
+            rlhf_patches.decided(packed.patch, packed.occurs)
 
 
 def _of(position_ids: Any) -> _Bounds | None:
@@ -128,7 +130,9 @@ def _spread(packed: _Packed, function: Callable[..., Any], size: int, /, *args: 
     states = kwargs["x"] if "x" in kwargs else args[0]
     rows, channels, tokens = states.shape
     # known: with seq_idx the kernel keeps documents apart.
-    if not packed.fits(rows, tokens) or kwargs.get("seq_idx") is not None:
+    kernel = kwargs.get("seq_idx") is not None
+    if not packed.fits(rows, tokens) or kernel:
+        packed.occurs = False if kernel and packed.occurs is None else packed.occurs
         return function(*args, **kwargs)
     number = (packed.positions == 0).cumsum(-1) - 1
     place = torch.arange(tokens, device=number.device) + (size - 1) * number
@@ -136,7 +140,7 @@ def _spread(packed: _Packed, function: Callable[..., Any], size: int, /, *args: 
     longest = tokens + (size - 1) * max(len(bounds) - 2 for bounds in packed.bounds)
     spread = states.new_zeros(rows, channels, longest).scatter(2, place, states)
     found = function(**{**kwargs, "x": spread}) if "x" in kwargs else function(spread, *args[1:], **kwargs)
-    packed.repaired = True
+    packed.occurs = True
     return found.gather(2, place)
 
 
@@ -159,7 +163,7 @@ def fused(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _GATES = ("g", "beta")
-_STATES = ("initial_state", "initial_states", "return_final_states", "seq_idx")
+_STATES = ("initial_state", "initial_states", "return_final_states")
 
 
 def _each(function: Callable[..., Any], sequences: tuple[int, ...]) -> Callable[..., Any]:
@@ -174,9 +178,11 @@ def _one_by_one(
     rows, tokens = args[0].shape[:2]
     # known: with cu_seqlens or seq_idx a kernel keeps documents apart. Before 5.15 the function in PyTorch ignores
     # cu_seqlens; since then a decorator hides which of both it is.
-    kernel = kwargs.get("cu_seqlens") is not None and not _is_plain(function)
+    lengths = kwargs.get("cu_seqlens") is not None and not _is_plain(function)
+    kernel = lengths or kwargs.get("seq_idx") is not None
     more = any(kwargs.get(name) is not None and kwargs[name] is not False for name in _STATES)
     if not packed.fits(rows, tokens) or kernel or more:
+        packed.occurs = False if kernel and packed.occurs is None else packed.occurs
         return function(*args, **kwargs)
     gates = {name: kwargs.pop(name) for name in _GATES if name in kwargs}
     kwargs.pop("cu_seqlens", None)
@@ -191,7 +197,7 @@ def _one_by_one(
                 return None
             parts.append(found[0] if isinstance(found, tuple) else found)
         whole.append(torch.cat(parts, dim=1))
-    packed.repaired = True
+    packed.occurs = True
     states = torch.cat(whole)
     return (states, None) if isinstance(found, tuple) else states  # without a cache nobody reads a final state
 

@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 
+import rlhf_patches
 from tests.harness.by_case import States, exhaustive_but
 from tests.harness.forkserver import beside
 
@@ -148,6 +149,8 @@ def test_a_forward_of_the_users_own_is_called_as_released(ranks, apply_patch):
     apply_patch(NAME)
     assert torch.equal(logits(), released)
     assert seen[1:] == seen[:1]
+    (reached,) = (row.reached for row in rlhf_patches.report() if row.name == NAME)
+    assert (reached.calls, reached.asked, reached.held) == (2, 1, 0)  # the layer of full attention alone has an answer
 
 
 def test_tokens_that_the_users_code_splits_stay_as_released(ranks, apply_patch):
@@ -171,6 +174,16 @@ def test_tokens_that_the_users_code_splits_stay_as_released(ranks, apply_patch):
     released = logits()
     apply_patch(NAME)
     assert torch.equal(logits(), released)
+
+
+def test_lengths_that_are_given_stay_the_kernels_task(ranks, apply_patch):
+    """Without the kernels 5.23 refuses them, with the patch as without."""
+    torch = pytest.importorskip("torch")
+    lengths = torch.tensor([0, 7, 12, 21], dtype=torch.int32)
+    apply_patch(NAME)
+    for given in ({"seq_idx": torch.zeros(1, 21, dtype=torch.int32)}, {"cu_seq_lens_q": lengths}):
+        with pytest.raises(ValueError, match="can't keep packed sequences apart without"):
+            packed_logits(ranks.made("Qwen3Next").eval(), torch, ranks, **given)
 
 
 def test_a_convolution_is_one_call_of_its_module(ranks, apply_patch):
