@@ -188,6 +188,9 @@ LISTED = (
         ListedVariant(distribution='skyrl', versions='>=0.1.0,<0.2.0', modules=('skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper',), rewrites=True),
         ListedVariant(distribution='skyrl', versions='>=0.2.0,<0.3.0', modules=('skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper',), rewrites=True),
     )),
+    Listed('skyrl-kl-no-grad', 'rlhf_patches.patches.skyrl.kl_no_grad:PATCH', (
+        ListedVariant(distribution='skyrl', versions='==0.1.0', modules=('skyrl.backends.skyrl_train.workers.worker', 'skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper'), independent=True, rewrites=True),
+    )),
     Listed('skyrl-logprob-backward', 'rlhf_patches.patches.skyrl.logprob_backward:PATCH', (
         ListedVariant(distribution='skyrl', versions='>=0.1.0,<=0.4.0', modules=('skyrl.backends.skyrl_train.distributed.megatron.model_utils',), rewrites=True),
     )),
@@ -196,6 +199,9 @@ LISTED = (
     )),
     Listed('skyrl-loss-outputs-packed', 'rlhf_patches.patches.skyrl.loss_outputs_packed:PATCH', (
         ListedVariant(distribution='skyrl', versions='==0.3.0', modules=('skyrl.backends.skyrl_train.workers.worker', 'skyrl.backends.skyrl_train.workers.megatron.megatron_worker'), independent=True, rewrites=True),
+    )),
+    Listed('skyrl-resume-epoch', 'rlhf_patches.patches.skyrl.resume_epoch:PATCH', (
+        ListedVariant(distribution='skyrl', versions='>=0.1.0,<=0.4.0', modules=('skyrl.train.trainer',), rewrites=True),
     )),
     Listed('skyrl-rollout-temperature', 'rlhf_patches.patches.skyrl.rollout_temperature:PATCH', (
         ListedVariant(distribution='skyrl', versions='>=0.1.0,<0.3.0', modules=('skyrl.backends.skyrl_train.inference_servers.utils', 'skyrl.train.entrypoints.main_base', 'skyrl.backends.skyrl_train_backend'), independent=True, rewrites=True),
@@ -589,6 +595,13 @@ LISTED = (
         ListedVariant(distribution='verl', versions='>=0.6.0,<0.7.0', modules=('verl.experimental.agent_loop.tool_agent_loop',), rewrites=True),
         ListedVariant(distribution='verl', versions='>=0.7.0,<=0.7.1', modules=('verl.experimental.agent_loop.tool_agent_loop',), rewrites=True),
         ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<0.9.0', modules=('verl.experimental.agent_loop.tool_agent_loop',), rewrites=True),
+    )),
+    Listed('verl-resume-epoch', 'rlhf_patches.patches.verl.resume_epoch:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.6.0,<0.7.0', modules=('verl.trainer.sft_trainer', 'verl.trainer.fsdp_sft_trainer'), independent=True, rewrites=True),
+        ListedVariant(distribution='verl', versions='==0.7.0', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray', 'verl.trainer.fsdp_sft_trainer', 'verl.trainer.ppo.ray_trainer'), independent=True, rewrites=True),
+        ListedVariant(distribution='verl', versions='==0.7.1', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray', 'verl.trainer.ppo.ray_trainer'), independent=True, rewrites=True),
+        ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<0.9.0', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray', 'verl.trainer.main_ppo_sync'), independent=True, rewrites=True),
+        ListedVariant(distribution='verl', versions='>=0.9.0,<=0.9.1', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray'), independent=True, rewrites=True),
     )),
     Listed('verl-trl-value-head', 'rlhf_patches.patches.verl.trl_value_head:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.4.1,<=0.7.1', modules=('verl.utils.model', 'verl.models.transformers.monkey_patch'), independent=True, rewrites=True, co_installed=ListedCoInstalled(distribution='trl', versions='>=0.29.0,<=1.16.0', package='trl')),

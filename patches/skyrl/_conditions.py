@@ -32,3 +32,13 @@ def normalized_mean_with_padding(self: Any, data: Any) -> bool | None:
 def at_another_temperature(cfg: Any) -> bool | None:
     """Whether rollouts' log-probabilities are at another temperature than training; None with other settings."""
     return False if rollout_temperature.of_training(cfg) in (None, 1) else None  # the repair decides
+
+
+def has_a_kl_loss(self: Any, loss_fn: Any, loss_fn_config: Any) -> bool | None:
+    """Whether a worker's loss contains KL; None for settings of this call."""
+    if loss_fn_config is not None:
+        return None
+    algorithm = self.cfg.algorithm
+    if (algorithm.policy_loss_type if loss_fn is None else loss_fn) == "cross_entropy":
+        return False
+    return bool(algorithm.use_kl_loss and algorithm.kl_loss_coef)

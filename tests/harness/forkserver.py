@@ -112,6 +112,12 @@ def verl_workers(release: str | None = None) -> Levels:
     return (*verl(release), Level("tests.harness.loading:verl_critic"), imported)
 
 
+def verl_sft(release: str | None = None) -> Levels:
+    """verl's trainers for supervised fine-tuning and PPO, in a release as in `verl`."""
+    imported = Level("tests.harness.loading:verl_sft", str(side_by_side.folder("verl-worker")))
+    return (*verl(release), Level("tests.harness.loading:verl_critic"), imported)
+
+
 def verl_engine(release: str | None = None) -> Levels:
     """verl's side of vLLM, without vLLM, in a release as in `verl`; or in a folder."""
     folders = [str(side_by_side.folder("verl-worker"))]

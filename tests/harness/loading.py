@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from types import ModuleType
 from typing import Any
 
 from rlhf_patches.definitions import registry
@@ -184,6 +185,15 @@ def verl_worker() -> None:
         importlib.import_module(module)
 
 
+def verl_sft() -> None:
+    """On `verl_critic`, verl's trainers for supervised fine-tuning; 0.6 and 0.7.0 import what loads images."""
+    images: Any = sys.modules.setdefault("qwen_vl_utils", ModuleType("qwen_vl_utils"))
+    images.fetch_image = images.fetch_video = None
+    for module in ("sft_trainer", "sft_trainer_ray", "fsdp_sft_trainer", "ppo.ray_trainer", "main_ppo_sync"):
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(f"verl.trainer.{module}")
+
+
 def megatron_bridge() -> None:
     """On megatron-core, Megatron-Bridge's models."""
     absent_packages.install()
@@ -220,6 +230,11 @@ def skyrl_trainer() -> None:
 
     skyrl_on_cpu.install()
     skyrl_on_cpu.trainer()
+
+
+def torchdata() -> None:
+    """The loaders of SkyRL's and verl's trainers."""
+    importlib.import_module("torchdata.stateful_dataloader")
 
 
 def skyrl_inference() -> None:

@@ -211,6 +211,8 @@ def levels(case: Case) -> Levels:
         return (*found, forkserver.SKYRL_WORKERS) if module.endswith(".worker") else found
     if module == "verl.workers.engine_workers":
         return forkserver.verl_workers()
+    if module.endswith("sft_trainer"):
+        return forkserver.verl_sft(str(case.beside).removeprefix("verl-") if case.beside else None)
     if module == "verl.trainer.ppo.ray_trainer":
         engine = forkserver.verl_engine(str(case.beside).removeprefix("verl-") if case.beside else None)
         return (*engine, Level("tests.harness.loading:verl_driver"))

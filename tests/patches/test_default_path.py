@@ -32,6 +32,7 @@ CALLERS = {
     "verl-lora-buckets": "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter.update_weights",
     "verl-merged-lora": "verl.workers.engine_workers:ActorRolloutRefWorker.update_weights",
     "verl-replica-seed": "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMReplica.launch_servers",
+    "verl-resume-epoch": "verl.trainer.sft_trainer:run_sft",
     "verl-rollout-seed": "verl.workers.rollout.llm_server:LLMServerClient.generate",
     "verl-tool-separator": "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._run_agent_loop",
     "verl-trl-value-head": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_module",
