@@ -408,6 +408,12 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=0.22.0,<=1.16.0', modules=('trl.trainer.rloo_trainer', 'trl.trainer.grpo_trainer'), independent=True, rewrites=True),
     )),
     Listed('trl-grpo-tool-overflow', 'rlhf_patches.patches.trl.grpo_tool_overflow:PATCH', (
+    Listed('trl-dropout-ratio', 'rlhf_patches.patches.trl.dropout_ratio:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.22.0,<=1.16.0', modules=('trl.trainer.rloo_trainer', 'trl.trainer.grpo_trainer'), independent=True, rewrites=True),
+    )),
+    Listed('trl-functional-dropout', 'rlhf_patches.patches.trl.functional_dropout:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.6.0,<=1.16.0', modules=('trl.trainer.utils',), rewrites=True),
+    )),
         ListedVariant(distribution='trl', versions='>=0.26.0,<1.2.0', modules=('trl.trainer.grpo_trainer',), rewrites=True),
     )),
     Listed('trl-grpo-tool-turns', 'rlhf_patches.patches.trl.grpo_tool_turns:PATCH', (

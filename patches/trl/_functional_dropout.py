@@ -1,0 +1,39 @@
+"""Dropout that a module of transformers applies by a function, with a probability in an attribute."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from .. import _released
+
+# known here: in transformers' own modules a number of this name is a probability that its forward hands to dropout.
+_NAMES = (
+    *("dropout", "attention_dropout", "activation_dropout", "hidden_dropout", "residual_dropout", "embedding_dropout"),
+    *("resid_pdrop", "attn_dropout_p"),
+)
+_PACKAGES = ("transformers", "accelerate", "torch")
+
+
+def is_left_on(model: Any) -> bool:
+    """Whether a model has such dropout."""
+    return any(map(_names, model.modules()))
+
+
+def disabled(module: Any) -> Any:
+    """The module, without such dropout."""
+    for name in _names(module):
+        setattr(module, name, 0.0)  # writes: the user asks for a model without dropout
+    return module
+
+
+def _names(module: Any) -> list[str]:
+    found = [name for name in _NAMES if isinstance(vars(module).get(name), float) and vars(module)[name] > 0]
+    return found if found and _is_theirs(module) else []
+
+
+def _is_theirs(module: Any) -> bool:
+    forward = vars(module).get("forward", type(module).forward)
+    while isinstance(forward, functools.partial):  # accelerate's, of a model on several devices
+        forward = vars(forward).get("__wrapped__", forward.func)
+    return _released.is_released(module, ("transformers",)) and _released.is_released(forward, _PACKAGES)
