@@ -100,7 +100,7 @@ FRAMEWORKS = {
         + tuple(f"trl.experimental.{name}" for name in ("kto", "online_dpo", "orpo", "cpo", "gkd", "gold"))
         + tuple(
             f"transformers.models.{name}.modeling_{name}"
-            for name in ("mixtral", "gpt_oss", "recurrent_gemma", "modernbert_decoder", "mamba", "gpt2")
+            for name in ("mixtral", "gpt_oss", "recurrent_gemma", "modernbert_decoder", "mamba", "qwen3_5", "gpt2")
         ),
         "transformers",
         newest="trl-1.16",

@@ -36,6 +36,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "RecurrentGemma": {**FEW, "block_types": ["attention"], "attention_window_size": 64, "logits_soft_cap": 3.0},
     "ModernBertDecoder": {**SMALL, "bos_token_id": 2, "layer_types": ["full_attention"]},
     "Mamba": {**SMALL, "state_size": 4, "use_cache": False},
+    "Qwen3_5": {
+        **FEW,
+        "head_dim": 8,
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    },
     "GPT2": {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 1, "n_head": 2, "pad_token_id": PAD}
     | {"eos_token_id": tiny_text.END, "bos_token_id": None, "initializer_range": 0.3, "n_positions": 64},
 }
@@ -64,7 +74,8 @@ def model(
     options = {**OPTIONS[family], **dict.fromkeys(dropouts, dropout), "attn_implementation": attention, **more}
     if dtype == "float64" and family in ("GptOss", "Mixtral"):
         options["experts_implementation"] = "eager"  # the grouped product has no float64
-    made = getattr(transformers, family + head)(getattr(transformers, f"{family}Config")(**options))
+    config = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
+    made = getattr(transformers, family + head)(config(**options))
     return hf_trainer.prepared(made, dtype=dtype, lora=lora)
 
 

@@ -15,6 +15,7 @@ FAMILIES = {
     "sft-recurrent_gemma": "RecurrentGemma",  # bounded logits
     "sft-modernbert_decoder": "ModernBertDecoder",  # a head of several layers
     "sft-mamba": "Mamba",  # a state in place of attention
+    "sft-qwen3_5": "Qwen3_5",  # linear attention beside full attention
     "sft-gpt2": "GPT2",  # absolute positions
 }
 

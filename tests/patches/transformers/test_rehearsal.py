@@ -147,17 +147,17 @@ def test_a_run_in_shards_that_goes_on_is_the_run_without_it(run_ranks, variant):
 @pytest.mark.parametrize(
     ("variant", "models"),
     [
-        ("padding-free", ("", "-gpt_oss", "-mamba")),
+        ("padding-free", ("", "-gpt_oss", "-mamba", "-qwen3_5")),
         pytest.param("padding-free", ("-recurrent_gemma", "-gpt2"), marks=pytest.mark.exhaustive),
         pytest.param("packing", ("", "-gpt_oss", "-mamba", "-recurrent_gemma", "-gpt2"), marks=pytest.mark.exhaustive),
     ],
 )
 @pytest.mark.parametrize("patches", runs.PATCHES)
 def test_documents_that_reach_each_other_are_found(run_ranks, patches, variant, models):
-    """gpt-oss, which a patch repairs, and Mamba, which none does; Llama is right."""
+    """gpt-oss and Qwen3.5, which patches repair, and Mamba, which none does; Llama is right."""
     names = [f"trl/sft{model}" for model in models]
     (found,) = run_ranks(WORKER, patches, *names, "--variant", variant, levels=TRL, ranks=1)
-    wrong = {"trl/sft-mamba"} | ({"trl/sft-gpt_oss"} if patches == "off" else set())
+    wrong = {"trl/sft-mamba"} | ({"trl/sft-gpt_oss", "trl/sft-qwen3_5"} if patches == "off" else set())
     for name in names:
         row = found[name][DOCUMENTS]
         assert row["verdict"] == ("deviates" if name in wrong else "holds"), name
@@ -167,6 +167,8 @@ def test_documents_that_reach_each_other_are_found(run_ranks, patches, variant, 
     if patches == "on" and "-gpt_oss" in models:
         acted = found["trl/sft-gpt_oss"]["acted"]
         assert "transformers-packed-documents" in acted["repaired"] + acted["ran"]
+    if patches == "on" and "-qwen3_5" in models:
+        assert "transformers-packed-linear-attention" in found["trl/sft-qwen3_5"]["acted"]["repaired"]
 
 
 def test_what_users_write(run_ranks):
