@@ -355,6 +355,14 @@ LISTED = (
         ListedVariant(distribution='transformers', versions='>=5.4.0,<5.24.0', modules=('transformers.models.gpt_oss.modeling_gpt_oss', 'transformers.models.afmoe.modeling_afmoe'), independent=True, rewrites=True),
         ListedVariant(distribution='transformers', versions='>=5.24.0,<=5.24.0', modules=('transformers.models.gpt_oss.modeling_gpt_oss', 'transformers.models.afmoe.modeling_afmoe'), independent=True, rewrites=True),
     )),
+    Listed('transformers-packed-linear-attention', 'rlhf_patches.patches.transformers.packed_linear_attention:PATCH', (
+        ListedVariant(distribution='transformers', versions='>=4.57.0,<5.2.0', modules=('transformers.models.qwen3_next.modeling_qwen3_next',), rewrites=True),
+        ListedVariant(distribution='transformers', versions='>=5.2.0,<5.15.0', modules=('transformers.models.qwen3_next.modeling_qwen3_next', 'transformers.models.qwen3_5.modeling_qwen3_5', 'transformers.models.qwen3_5_moe.modeling_qwen3_5_moe'), independent=True, rewrites=True),
+        ListedVariant(distribution='transformers', versions='>=5.15.0,<=5.24.0', modules=('transformers.models.qwen3_next.modeling_qwen3_next', 'transformers.models.qwen3_5.modeling_qwen3_5', 'transformers.models.qwen3_5_moe.modeling_qwen3_5_moe'), independent=True, rewrites=True),
+    )),
+    Listed('transformers-packed-state-space', 'rlhf_patches.patches.transformers.packed_state_space:PATCH', (
+        ListedVariant(distribution='transformers', versions='>=5.15.0,<=5.24.0', modules=('transformers.models.bamba.modeling_bamba', 'transformers.models.falcon_h1.modeling_falcon_h1', 'transformers.models.nemotron_h.modeling_nemotron_h'), independent=True, rewrites=True),
+    )),
     Listed('transformers-resume-dispatched', 'rlhf_patches.patches.transformers.resume_dispatched:PATCH', (
         ListedVariant(distribution='transformers', versions='>=5.0.0rc0,<5.3.0', modules=('transformers.trainer',), rewrites=True),
         ListedVariant(distribution='transformers', versions='>=5.3.0,<=5.24.0', modules=('transformers.trainer',), rewrites=True),
@@ -394,6 +402,12 @@ LISTED = (
     Listed('trl-dpo-vision-mapping', 'rlhf_patches.patches.trl.dpo_vision_mapping:ADVICE', (
         ListedVariant(distribution='trl', versions='>=0.9.6,<=0.22.2', modules=('trl.trainer.dpo_trainer',), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.0.0rc3,<=5.24.0', package='transformers')),
     )),
+    Listed('trl-dropout-ratio', 'rlhf_patches.patches.trl.dropout_ratio:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.22.0,<=1.16.0', modules=('trl.trainer.rloo_trainer', 'trl.trainer.grpo_trainer'), independent=True, rewrites=True),
+    )),
+    Listed('trl-functional-dropout', 'rlhf_patches.patches.trl.functional_dropout:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.6.0,<=1.16.0', modules=('trl.trainer.utils',), rewrites=True),
+    )),
     Listed('trl-grpo-dapo-scale', 'rlhf_patches.patches.trl.grpo_dapo_scale:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.22.0,<1.9.1', modules=('trl.trainer.grpo_trainer',), rewrites=True),
     )),
@@ -404,16 +418,7 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=0.29.1,<1.1.0', modules=('trl.trainer.grpo_trainer', 'trl.generation.vllm_generation'), rewrites=True),
         ListedVariant(distribution='trl', versions='>=1.1.0,<=1.16.0', modules=('trl.trainer.grpo_trainer', 'trl.generation.vllm_generation'), rewrites=True),
     )),
-    Listed('trl-dropout-ratio', 'rlhf_patches.patches.trl.dropout_ratio:PATCH', (
-        ListedVariant(distribution='trl', versions='>=0.22.0,<=1.16.0', modules=('trl.trainer.rloo_trainer', 'trl.trainer.grpo_trainer'), independent=True, rewrites=True),
-    )),
     Listed('trl-grpo-tool-overflow', 'rlhf_patches.patches.trl.grpo_tool_overflow:PATCH', (
-    Listed('trl-dropout-ratio', 'rlhf_patches.patches.trl.dropout_ratio:PATCH', (
-        ListedVariant(distribution='trl', versions='>=0.22.0,<=1.16.0', modules=('trl.trainer.rloo_trainer', 'trl.trainer.grpo_trainer'), independent=True, rewrites=True),
-    )),
-    Listed('trl-functional-dropout', 'rlhf_patches.patches.trl.functional_dropout:PATCH', (
-        ListedVariant(distribution='trl', versions='>=0.6.0,<=1.16.0', modules=('trl.trainer.utils',), rewrites=True),
-    )),
         ListedVariant(distribution='trl', versions='>=0.26.0,<1.2.0', modules=('trl.trainer.grpo_trainer',), rewrites=True),
     )),
     Listed('trl-grpo-tool-turns', 'rlhf_patches.patches.trl.grpo_tool_turns:PATCH', (
@@ -474,6 +479,12 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=0.26.0,<0.27.0', modules=('trl.import_utils',), rewrites=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.3.0,<=5.24.0', package='transformers')),
         ListedVariant(distribution='trl', versions='>=0.27.0,<0.29.0', modules=('trl.import_utils',), rewrites=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.3.0,<=5.24.0', package='transformers')),
     )),
+    Listed('trl-precompute-cache', 'rlhf_patches.patches.trl.precompute_cache:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.29.0,<1.4.0', modules=('trl.trainer.dpo_trainer',), rewrites=True),
+        ListedVariant(distribution='trl', versions='>=1.4.0,<1.8.0', modules=('trl.trainer.dpo_trainer', 'trl.experimental.kto.kto_trainer'), independent=True, rewrites=True),
+        ListedVariant(distribution='trl', versions='>=1.8.0,<1.9.0', modules=('trl.trainer.dpo_trainer', 'trl.trainer.kto_trainer'), independent=True, rewrites=True),
+        ListedVariant(distribution='trl', versions='>=1.9.0,<=1.16.0', modules=('trl.trainer.dpo_trainer',), rewrites=True),
+    )),
     Listed('trl-resume-order', 'rlhf_patches.patches.trl.resume_order:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.17.0,<0.22.0', modules=('trl.trainer.grpo_trainer',), rewrites=True),
         ListedVariant(distribution='trl', versions='>=0.22.0,<=1.16.0', modules=('trl.trainer.utils',), rewrites=True),
@@ -491,12 +502,6 @@ LISTED = (
     Listed('trl-kto-train-sampler', 'rlhf_patches.patches.trl.train_sampler:ADVICE_KTO', (
         ListedVariant(distribution='trl', versions='>=0.8.0,<=0.9.6', modules=('trl.trainer.kto_trainer',), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=4.52.0,<=5.24.0', package='transformers')),
         ListedVariant(distribution='trl', versions='>=0.10.1,<=0.17.0', modules=('trl.trainer.kto_trainer', 'trl.trainer.bco_trainer'), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=4.52.0,<=5.24.0', package='transformers')),
-    Listed('trl-precompute-cache', 'rlhf_patches.patches.trl.precompute_cache:PATCH', (
-        ListedVariant(distribution='trl', versions='>=0.29.0,<1.4.0', modules=('trl.trainer.dpo_trainer',), rewrites=True),
-        ListedVariant(distribution='trl', versions='>=1.4.0,<1.8.0', modules=('trl.trainer.dpo_trainer', 'trl.experimental.kto.kto_trainer'), independent=True, rewrites=True),
-        ListedVariant(distribution='trl', versions='>=1.8.0,<1.9.0', modules=('trl.trainer.dpo_trainer', 'trl.trainer.kto_trainer'), independent=True, rewrites=True),
-        ListedVariant(distribution='trl', versions='>=1.9.0,<=1.16.0', modules=('trl.trainer.dpo_trainer',), rewrites=True),
-    )),
     )),
     Listed('trl-trainer-overrides', 'rlhf_patches.patches.trl.trainer_overrides:ADVICE', (
         ListedVariant(distribution='trl', versions='>=0.8.2,<=0.11.4', modules=('trl.trainer.dpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.cpo_trainer'), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=4.46.0,<5.0.0rc0', package='transformers')),
@@ -585,6 +590,13 @@ LISTED = (
         ListedVariant(distribution='verl', versions='>=0.6.0,<0.6.1', modules=('verl.workers.rollout.vllm_rollout.vllm_async_server',), rewrites=True),
         ListedVariant(distribution='verl', versions='>=0.6.1,<0.7.1', modules=('verl.workers.rollout.vllm_rollout.vllm_async_server',), rewrites=True),
     )),
+    Listed('verl-resume-epoch', 'rlhf_patches.patches.verl.resume_epoch:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.6.0,<0.7.0', modules=('verl.trainer.sft_trainer', 'verl.trainer.fsdp_sft_trainer'), independent=True, rewrites=True),
+        ListedVariant(distribution='verl', versions='==0.7.0', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray', 'verl.trainer.fsdp_sft_trainer', 'verl.trainer.ppo.ray_trainer'), independent=True, rewrites=True),
+        ListedVariant(distribution='verl', versions='==0.7.1', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray', 'verl.trainer.ppo.ray_trainer'), independent=True, rewrites=True),
+        ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<0.9.0', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray', 'verl.trainer.main_ppo_sync'), independent=True, rewrites=True),
+        ListedVariant(distribution='verl', versions='>=0.9.0,<=0.9.1', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray'), independent=True, rewrites=True),
+    )),
     Listed('verl-reward-on-answer', 'rlhf_patches.patches.verl.reward_on_answer:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.5.0,<0.7.1', modules=('verl.trainer.ppo.core_algos',), rewrites=True),
         ListedVariant(distribution='verl', versions='>=0.7.1,<=0.9.1', modules=('verl.trainer.ppo.core_algos',), rewrites=True),
@@ -601,13 +613,6 @@ LISTED = (
         ListedVariant(distribution='verl', versions='>=0.6.0,<0.7.0', modules=('verl.experimental.agent_loop.tool_agent_loop',), rewrites=True),
         ListedVariant(distribution='verl', versions='>=0.7.0,<=0.7.1', modules=('verl.experimental.agent_loop.tool_agent_loop',), rewrites=True),
         ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<0.9.0', modules=('verl.experimental.agent_loop.tool_agent_loop',), rewrites=True),
-    )),
-    Listed('verl-resume-epoch', 'rlhf_patches.patches.verl.resume_epoch:PATCH', (
-        ListedVariant(distribution='verl', versions='>=0.6.0,<0.7.0', modules=('verl.trainer.sft_trainer', 'verl.trainer.fsdp_sft_trainer'), independent=True, rewrites=True),
-        ListedVariant(distribution='verl', versions='==0.7.0', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray', 'verl.trainer.fsdp_sft_trainer', 'verl.trainer.ppo.ray_trainer'), independent=True, rewrites=True),
-        ListedVariant(distribution='verl', versions='==0.7.1', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray', 'verl.trainer.ppo.ray_trainer'), independent=True, rewrites=True),
-        ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<0.9.0', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray', 'verl.trainer.main_ppo_sync'), independent=True, rewrites=True),
-        ListedVariant(distribution='verl', versions='>=0.9.0,<=0.9.1', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray'), independent=True, rewrites=True),
     )),
     Listed('verl-trl-value-head', 'rlhf_patches.patches.verl.trl_value_head:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.4.1,<=0.7.1', modules=('verl.utils.model', 'verl.models.transformers.monkey_patch'), independent=True, rewrites=True, co_installed=ListedCoInstalled(distribution='trl', versions='>=0.29.0,<=1.16.0', package='trl')),
