@@ -549,6 +549,9 @@ LISTED = (
         ListedVariant(distribution='verl', versions='>=0.9.0,<0.9.1', modules=('verl.utils.megatron_utils',), rewrites=True),
     )),
     Listed('verl-fused-logprob-contiguity', 'rlhf_patches.patches.verl.fused_logprob_contiguity:PATCH', (
+    Listed('verl-disaggregated-lora', 'rlhf_patches.patches.verl.disaggregated_lora:ADVICE', (
+        ListedVariant(distribution='verl', versions='>=0.7.1,<=0.9.1', modules=('verl.workers.engine_workers',), rewrites=True, is_advice=True),
+    )),
         ListedVariant(distribution='verl', versions='>=0.4.0,<0.9.0', modules=('verl.utils.experimental.torch_functional',), rewrites=True),
     )),
     Listed('verl-gdpo-whitening', 'rlhf_patches.patches.verl.gdpo_whitening:PATCH', (

@@ -137,3 +137,22 @@ def averages_over_another_mini_batch(config: Any, distillation_config: Any, data
     if left.get(over) is None:  # averaged over the micro-batch, which may be the whole mini-batch
         return True if ranks * data.batch_size[0] < rows else None
     return True if (left.get("dp_size", 1), left[over]) != (ranks, own) else None
+
+
+def sends_no_adapter(self: Any, mode: Any) -> bool | None:
+    """Whether a worker of FSDP has an adapter, and sends a model without it; None for others' adapters."""
+    return _sends_no_adapter(self, self.config.rollout.checkpoint_engine.backend if mode == "auto" else mode)
+
+
+def sends_no_adapter_by_its_settings(self: Any) -> bool | None:
+    """The same in 0.7.1."""
+    return _sends_no_adapter(self, self.config.rollout.checkpoint_engine.backend)
+
+
+def _sends_no_adapter(worker: Any, backend: Any) -> bool | None:
+    engine = worker.actor.engine
+    if backend == "naive" or engine.model_config.lora.get("merge", False):
+        return False
+    if backend == "delta_sharded" or not isinstance(engine.module, sys.modules["torch"].nn.Module):
+        return None
+    return hasattr(getattr(engine.module, "_fsdp_wrapped_module", engine.module), "peft_config")
