@@ -376,6 +376,12 @@ LISTED = (
         ListedVariant(distribution='transformers', versions='>=5.6.0,<5.10.1', modules=('transformers.models.gemma4.modeling_gemma4', 'transformers.models.gemma3n.modeling_gemma3n'), independent=True, rewrites=True),
         ListedVariant(distribution='transformers', versions='>=5.10.1,<=5.24.0', modules=('transformers.models.gemma4.modeling_gemma4', 'transformers.models.gemma3n.modeling_gemma3n', 'transformers.models.gemma4_unified.modeling_gemma4_unified'), independent=True, rewrites=True),
     )),
+    Listed('transformers-shared-kv-training', 'rlhf_patches.patches.transformers.shared_kv_training:PATCH', (
+        ListedVariant(distribution='transformers', versions='>=4.53.0,<4.54.0', modules=('transformers.models.gemma3n.modeling_gemma3n',), rewrites=True),
+        ListedVariant(distribution='transformers', versions='>=4.54.0,<5.5.0', modules=('transformers.models.gemma3n.modeling_gemma3n',), rewrites=True),
+        ListedVariant(distribution='transformers', versions='>=5.5.0,<5.5.2', modules=('transformers.models.gemma3n.modeling_gemma3n', 'transformers.models.gemma4.modeling_gemma4'), independent=True, rewrites=True),
+        ListedVariant(distribution='transformers', versions='>=5.5.2,<5.6.0', modules=('transformers.models.gemma3n.modeling_gemma3n',), rewrites=True),
+    )),
     Listed('transformers-smoothed-labels', 'rlhf_patches.patches.transformers.smoothed_labels:PATCH', (
         ListedVariant(distribution='transformers', versions='>=4.45.2,<=5.24.0', modules=('transformers.trainer',), rewrites=True),
     )),

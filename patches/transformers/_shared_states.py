@@ -45,13 +45,13 @@ def attention_of(layer: Any, states: Any) -> Callable[..., Any]:
     if not _stores(layer, states):
         return attention
     if torch.is_grad_enabled():
-        return functools.partial(_again, attention, states) if computed_again(layer, states) else attention
+        return functools.partial(with_collected, attention, states) if computed_again(layer, states) else attention
     if not (layer.training and getattr(layer, "gradient_checkpointing", False)) or torch.is_inference_mode_enabled():
         return attention
     if not is_released(getattr(attention, "forward", None)):
         left(NAME, f"{type(attention).__name__}.forward")
         return attention
-    return functools.partial(_first, attention, states)
+    return functools.partial(without_graph, attention, states)
 
 
 def computed_again(self: Any, shared_kv_states: Any) -> bool:
@@ -63,7 +63,7 @@ def _stores(layer: Any, states: Any) -> bool:
     return isinstance(states, (dict, UserDict)) and bool(getattr(layer.self_attn, "store_full_length_kv", False))
 
 
-def _first(attention: Callable[..., Any], states: Any, /, **given: Any) -> Any:
+def without_graph(attention: Callable[..., Any], states: Any, /, **given: Any) -> Any:
     """The run without a graph: states that it stores collect gradients."""
     before = dict(states)
     output = attention(**given)
@@ -74,7 +74,7 @@ def _first(attention: Callable[..., Any], states: Any, /, **given: Any) -> Any:
     return output
 
 
-def _again(attention: Callable[..., Any], states: Any, /, **given: Any) -> Any:
+def with_collected(attention: Callable[..., Any], states: Any, /, **given: Any) -> Any:
     """The run with a graph: what was collected is added to the gradients of the states."""
     before = dict(states)
     output = attention(**given)
