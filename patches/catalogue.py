@@ -189,7 +189,7 @@ LISTED = (
         ListedVariant(distribution='skyrl', versions='>=0.2.0,<0.3.0', modules=('skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper',), rewrites=True),
     )),
     Listed('skyrl-kl-no-grad', 'rlhf_patches.patches.skyrl.kl_no_grad:PATCH', (
-        ListedVariant(distribution='skyrl', versions='==0.1.0', modules=('skyrl.backends.skyrl_train.workers.worker', 'skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper'), independent=True, rewrites=True),
+        ListedVariant(distribution='skyrl', versions='>=0.1.0,<0.2.0', modules=('skyrl.backends.skyrl_train.workers.worker', 'skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper'), independent=True, rewrites=True),
     )),
     Listed('skyrl-logprob-backward', 'rlhf_patches.patches.skyrl.logprob_backward:PATCH', (
         ListedVariant(distribution='skyrl', versions='>=0.1.0,<=0.4.0', modules=('skyrl.backends.skyrl_train.distributed.megatron.model_utils',), rewrites=True),
@@ -362,6 +362,9 @@ LISTED = (
     )),
     Listed('transformers-packed-state-space', 'rlhf_patches.patches.transformers.packed_state_space:PATCH', (
         ListedVariant(distribution='transformers', versions='>=5.15.0,<=5.24.0', modules=('transformers.models.bamba.modeling_bamba', 'transformers.models.falcon_h1.modeling_falcon_h1', 'transformers.models.nemotron_h.modeling_nemotron_h'), independent=True, rewrites=True),
+    )),
+    Listed('transformers-prompt-tuning-count', 'rlhf_patches.patches.transformers.prompt_tuning_count:PATCH', (
+        ListedVariant(distribution='transformers', versions='>=5.10.1,<=5.24.0', modules=('transformers.trainer',), rewrites=True),
     )),
     Listed('transformers-resume-dispatched', 'rlhf_patches.patches.transformers.resume_dispatched:PATCH', (
         ListedVariant(distribution='transformers', versions='>=5.0.0rc0,<5.3.0', modules=('transformers.trainer',), rewrites=True),
@@ -546,6 +549,9 @@ LISTED = (
     Listed('verl-critic-loss-scale', 'rlhf_patches.patches.verl.critic_loss_scale:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.7.0,<0.9.0', modules=('verl.workers.utils.losses', 'verl.trainer.ppo.core_algos'), rewrites=True),
     )),
+    Listed('verl-disaggregated-lora', 'rlhf_patches.patches.verl.disaggregated_lora:ADVICE', (
+        ListedVariant(distribution='verl', versions='>=0.7.1,<=0.9.1', modules=('verl.workers.engine_workers',), rewrites=True, is_advice=True),
+    )),
     Listed('verl-dr-grpo-length-bias', 'rlhf_patches.patches.verl.dr_grpo_length_bias:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<=0.9.1', modules=('verl.workers.engine_workers',), rewrites=True),
     )),
@@ -555,9 +561,6 @@ LISTED = (
         ListedVariant(distribution='verl', versions='>=0.9.0,<0.9.1', modules=('verl.utils.megatron_utils',), rewrites=True),
     )),
     Listed('verl-fused-logprob-contiguity', 'rlhf_patches.patches.verl.fused_logprob_contiguity:PATCH', (
-    Listed('verl-disaggregated-lora', 'rlhf_patches.patches.verl.disaggregated_lora:ADVICE', (
-        ListedVariant(distribution='verl', versions='>=0.7.1,<=0.9.1', modules=('verl.workers.engine_workers',), rewrites=True, is_advice=True),
-    )),
         ListedVariant(distribution='verl', versions='>=0.4.0,<0.9.0', modules=('verl.utils.experimental.torch_functional',), rewrites=True),
     )),
     Listed('verl-gdpo-whitening', 'rlhf_patches.patches.verl.gdpo_whitening:PATCH', (
@@ -601,8 +604,8 @@ LISTED = (
     )),
     Listed('verl-resume-epoch', 'rlhf_patches.patches.verl.resume_epoch:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.6.0,<0.7.0', modules=('verl.trainer.sft_trainer', 'verl.trainer.fsdp_sft_trainer'), independent=True, rewrites=True),
-        ListedVariant(distribution='verl', versions='==0.7.0', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray', 'verl.trainer.fsdp_sft_trainer', 'verl.trainer.ppo.ray_trainer'), independent=True, rewrites=True),
-        ListedVariant(distribution='verl', versions='==0.7.1', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray', 'verl.trainer.ppo.ray_trainer'), independent=True, rewrites=True),
+        ListedVariant(distribution='verl', versions='>=0.7.0,<0.7.1', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray', 'verl.trainer.fsdp_sft_trainer', 'verl.trainer.ppo.ray_trainer'), independent=True, rewrites=True),
+        ListedVariant(distribution='verl', versions='>=0.7.1,<0.8.0.dev0', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray', 'verl.trainer.ppo.ray_trainer'), independent=True, rewrites=True),
         ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<0.9.0', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray', 'verl.trainer.main_ppo_sync'), independent=True, rewrites=True),
         ListedVariant(distribution='verl', versions='>=0.9.0,<=0.9.1', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray'), independent=True, rewrites=True),
     )),

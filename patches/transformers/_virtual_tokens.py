@@ -1,0 +1,61 @@
+"""Whether PEFT puts virtual tokens before a causal model's first token, which its loss then predicts."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from . import _accumulation, _known_loss
+
+# known: of these PEFT's forward puts virtual tokens and as many ignored labels before a row, in all of its releases.
+_TYPES = ("PROMPT_TUNING", "P_TUNING")
+_HOOKING = ("torch", "accelerate", "deepspeed", "peft", "transformers")
+_METHODS = ("training_step", "get_batch_samples", "_get_num_items_in_batch", "prediction_step")
+
+
+def predicted(trainer: Any, labels: Any) -> Any:
+    """The labels that a loss of a causal model predicts: all of them behind virtual tokens, otherwise not the first."""
+    return labels if _has_prompt(trainer.model) and _is_known(trainer) else labels[..., 1:]
+
+
+def of_prompts(self: Any) -> bool | None:
+    """Trainer: False without virtual tokens; otherwise None, since the labels decide."""
+    return None if self._loss_shifts_labels and _has_prompt(self.model) else False
+
+
+def _has_prompt(model: Any) -> bool:
+    peft = sys.modules.get("peft")
+    kind = getattr(peft, "PeftModelForCausalLM", None)
+    if kind is None:
+        return False
+    for each in _wrappers(model):
+        if type(each) is kind:  # a subclass of it may have its own forward
+            config = each.peft_config.get(each.active_adapter)
+            return getattr(getattr(config, "peft_type", None), "name", None) in _TYPES
+    return False
+
+
+def _wrappers(model: Any) -> list[Any]:
+    """A model's wrappers, the outermost first, and the model within."""
+    inner = _known_loss.unwrapped(model)
+    modules = []
+    for each in model.modules():
+        modules.append(each)
+        if each is inner:
+            break
+    return modules
+
+
+def _is_known(trainer: Any) -> bool:
+    """Whether all code between the count and the loss is known, with no user code in between."""
+    return (
+        trainer.compute_loss_func is trainer.label_smoother is None
+        and _accumulation._maker(trainer) in ("transformers", "SFTTrainer")
+        and all(_known_loss.author(getattr(trainer, name)) in ("transformers", "trl") for name in _METHODS)
+        and all(
+            _known_loss.author(hook) in _HOOKING
+            for each in _wrappers(trainer.model)
+            for hook in each._forward_pre_hooks.values()
+        )
+        and not _known_loss.unknown(trainer.model)
+    )
