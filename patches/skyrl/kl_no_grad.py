@@ -45,7 +45,7 @@ With SkyRL 0.1.0, `kl_loss_coef` had no effect on the policy. With the patch it 
 reference model. Review the coefficient (default 0.001) if it was tuned on 0.1.0. Runs with `use_kl_loss=false` are not
 affected.""",
     references=("https://github.com/NovaSky-AI/SkyRL/issues/1340", "https://github.com/NovaSky-AI/SkyRL/pull/1353"),
-    variants=(Variant(Guard("skyrl", "==0.1.0"), tuple(map(_with_gradient, _TARGETS)), independent=True),),
+    variants=(Variant(Guard("skyrl", ">=0.1.0,<0.2.0"), tuple(map(_with_gradient, _TARGETS)), independent=True),),
     obsolete_when="when the oldest SkyRL in use is 0.2.0",
     conditions=tuple(Condition(target, f"{__package__}._conditions:has_a_kl_loss") for target in _TARGETS),
 )
