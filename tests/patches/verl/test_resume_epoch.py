@@ -122,3 +122,11 @@ def test_ppo_in_the_releases_that_have_it(run_ranks, case):
         for step in (0, 3, 5):
             assert found[str(step)] == found["batches"][step]
         assert found["4"] == (found["batches"][4] if state == "after" else None), "nothing is trained"
+
+
+@pytest.mark.parametrize("release", [pytest.param("0.8", marks=pytest.mark.exhaustive), "0.9"])
+def test_ppo_afterwards_trains_the_epoch_in_the_first_ones_order(run_ranks, release):
+    report = of(run_ranks, "RayPPOTrainer", levels_of(release), release)
+    assert report["before"] == report["after"] == report["reverted"]
+    assert report["after"]["4"] == report["after"]["batches"][0]
+    assert report["after"]["5"] == report["after"]["batches"][5]
