@@ -31,8 +31,8 @@ The patch also sets these attributes to 0, in modules whose class and `forward` 
 `attn_dropout_p`, where they are numbers above 0. The model's config stays as it is. Models without such dropout, and
 trainers with `disable_dropout=False`, stay bit for bit identical. Your own modules are never changed.
 
-Not repaired: modules that read the probability from their config at each call (attention of Persimmon and of Falcon's
-FlashAttention, BLT, ProphetNet), and layer dropout (`layerdrop`), which leaves out layers.""",
+Not repaired: modules that read the probability from their config at each call (Falcon, Persimmon, BLT, ProphetNet), and
+layer dropout (`layerdrop`), which leaves out layers.""",
     changes_numbers="""\
 Since TRL 0.6.0, trainers with `disable_dropout=True` trained these models with the dropout of their config. With the
 patch they train without it, as the setting says. Set `disable_dropout=False` to continue a run with dropout.""",

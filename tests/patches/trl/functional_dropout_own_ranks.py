@@ -9,6 +9,7 @@ import types
 from typing import Any
 
 import torch
+import transformers
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from transformers.models.llama.modeling_llama import LlamaAttention
 from trl.trainer import utils
@@ -89,8 +90,46 @@ MODELS: dict[str, Any] = {
 }
 
 
+TINY: dict[str, Any] = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+OF_BART: dict[str, Any] = {"vocab_size": 50, "d_model": 16, "max_position_embeddings": 64}
+RATES: dict[str, Any] = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
+FORWARDS: dict[str, Any] = {
+    "BioGPT": lambda: transformers.BioGptForCausalLM(
+        transformers.BioGptConfig(**TINY, intermediate_size=32, max_position_embeddings=64)
+    ),
+    "XGLM": lambda: transformers.XGLMForCausalLM(
+        transformers.XGLMConfig(**OF_BART, ffn_dim=32, num_layers=2, attention_heads=2)
+    ),
+    "BART": lambda: transformers.BartForConditionalGeneration(
+        transformers.BartConfig(**OF_BART, encoder_attention_heads=2, decoder_attention_heads=2)
+    ),
+    "Bloom": lambda: transformers.BloomForCausalLM(
+        transformers.BloomConfig(vocab_size=50, hidden_size=16, n_layer=2, n_head=2, **RATES)
+    ),
+    "Starcoder 2": lambda: transformers.Starcoder2ForCausalLM(
+        transformers.Starcoder2Config(
+            **TINY, intermediate_size=32, num_key_value_heads=2, residual_dropout=0.1, embedding_dropout=0.1
+        )
+    ),
+    "Falcon": lambda: transformers.FalconForCausalLM(transformers.FalconConfig(**TINY, **RATES)),
+    "Persimmon": lambda: transformers.PersimmonForCausalLM(
+        transformers.PersimmonConfig(**TINY, intermediate_size=32, **RATES)
+    ),
+}
+
+
+def repeats(make: Any) -> bool:
+    """Whether two forwards of a model in training are equal."""
+    torch.manual_seed(0)
+    model = make()
+    utils.disable_dropout_in_model(model)
+    model.train()
+    tokens = torch.randint(3, 50, (2, 12))
+    return torch.equal(model(input_ids=tokens).logits, model(input_ids=tokens).logits)
+
+
 def observe() -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {"repeats": {name: repeats(make) for name, make in FORWARDS.items()}}
     for name, make in MODELS.items():
         model = make()
         utils.disable_dropout_in_model(model)

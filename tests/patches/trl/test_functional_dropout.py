@@ -78,14 +78,25 @@ def test_reverted_it_is_as_released(report):
     assert report["reverted"] == {case: report["before"][case] for case in report["reverted"]}
 
 
-def test_modules_of_others_are_as_released(run_ranks):
+@pytest.fixture(scope="module")
+def users(run_ranks):
     (found,) = run_ranks(USERS, levels=TRL, ranks=1, ACCELERATE_USE_CPU="true")
     assert found["status"] == "applied"
-    before, after = found["before"], found["after"]
-    assert found["reverted"] == before
+    assert found["reverted"] == found["before"]
+    return found
+
+
+def test_forwards_in_training_are_equal(users):
+    """Of other models; two of them read their config at each call."""
+    assert not any(users["before"]["repeats"].values())
+    assert {name for name, same in users["after"]["repeats"].items() if not same} == {"Falcon", "Persimmon"}
+
+
+def test_modules_of_others_are_as_released(users):
+    before, after = users["before"], users["after"]
     assert before["released"] == ["0.1", "0.1"]
     assert after["released"] == after["on several devices"] == ["0.0", "0.0"]
-    for name in set(before) - {"released", "on several devices"}:
+    for name in set(before) - {"released", "on several devices", "repeats"}:
         assert after[name] == before[name], name
     assert before["own module"] == ["0.1", "0", "0.1"], "of which TRL sets the Dropout"
 
