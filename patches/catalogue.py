@@ -376,8 +376,8 @@ LISTED = (
     )),
     Listed('transformers-shared-kv-gradient', 'rlhf_patches.patches.transformers.shared_kv_gradient:PATCH', (
         ListedVariant(distribution='transformers', versions='>=5.5.2,<5.6.0', modules=('transformers.models.gemma4.modeling_gemma4',), rewrites=True),
-        ListedVariant(distribution='transformers', versions='>=5.6.0,<5.10.1', modules=('transformers.models.gemma4.modeling_gemma4', 'transformers.models.gemma3n.modeling_gemma3n'), independent=True, rewrites=True),
-        ListedVariant(distribution='transformers', versions='>=5.10.1,<=5.24.0', modules=('transformers.models.gemma4.modeling_gemma4', 'transformers.models.gemma3n.modeling_gemma3n', 'transformers.models.gemma4_unified.modeling_gemma4_unified'), independent=True, rewrites=True),
+        ListedVariant(distribution='transformers', versions='>=5.6.0,<5.10.0', modules=('transformers.models.gemma4.modeling_gemma4', 'transformers.models.gemma3n.modeling_gemma3n'), independent=True, rewrites=True),
+        ListedVariant(distribution='transformers', versions='>=5.10.0,<=5.24.0', modules=('transformers.models.gemma4.modeling_gemma4', 'transformers.models.gemma3n.modeling_gemma3n', 'transformers.models.gemma4_unified.modeling_gemma4_unified'), independent=True, rewrites=True),
     )),
     Listed('transformers-shared-kv-training', 'rlhf_patches.patches.transformers.shared_kv_training:PATCH', (
         ListedVariant(distribution='transformers', versions='>=4.53.0,<4.54.0', modules=('transformers.models.gemma3n.modeling_gemma3n',), rewrites=True),

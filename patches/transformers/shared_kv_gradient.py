@@ -59,9 +59,9 @@ Not repaired: your own attention in place of the release's; a model that acceler
     references=("https://docs.pytorch.org/docs/stable/checkpoint.html",),
     variants=(
         Variant(Guard("transformers", ">=5.5.2,<5.6.0"), _kept(_GEMMA_4)),
-        Variant(Guard("transformers", ">=5.6.0,<5.10.1"), _kept(_GEMMA_4, _GEMMA_3N), independent=True),
+        Variant(Guard("transformers", ">=5.6.0,<5.10.0"), _kept(_GEMMA_4, _GEMMA_3N), independent=True),
         Variant(
-            Guard("transformers", ">=5.10.1,<=5.24.0"), _kept(_GEMMA_4, _GEMMA_3N, _GEMMA_4_UNIFIED), independent=True
+            Guard("transformers", ">=5.10.0,<=5.24.0"), _kept(_GEMMA_4, _GEMMA_3N, _GEMMA_4_UNIFIED), independent=True
         ),
     ),
     obsolete_when="when the oldest transformers in use returns shared keys and values from a layer; no release does",
