@@ -29,7 +29,7 @@ PROVEN = [patch for patch in BUILT_IN.values() if lookup.proof_of(patch) is not 
 CANARIES = ("verl-rloo-singletons", "transformers-moe-aux-loss")
 EXCLUDING = (
     *("transformers-first-token-count", "transformers-smoothed-labels", "transformers-packed-documents"),
-    "slime-eps-clip-c",
+    *("transformers-prompt-tuning-count", "slime-eps-clip-c"),
 )
 """What their conditions tell is where the bug cannot be."""
 UNTOLD = ("verl-padding-only-micro-batch",)

@@ -9,7 +9,7 @@ from rlhf_patches.proving.proof import Case, Proof, Reports, Row
 CASE = Case(
     "transformers",
     "transformers-prompt-tuning-count",
-    "prompt tuning, labels on each token",
+    "prompt tuning, all tokens labeled",
     "PEFT's prompt tuning: gradient of a step, rows of 5 to 8 tokens that all have labels",
 )
 
