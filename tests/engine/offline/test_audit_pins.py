@@ -291,7 +291,7 @@ def test_a_bug_of_several_releases_is_one_row(read, capsys):
     assert len(rows) == 1
     assert "  4.57.0, 4.57.1, 4.57.2 and 2 more  " in rows[0]
     assert rows[0].endswith(" and 4 more places")
-    assert len(rows[0]) < 250
+    assert len(rows[0]) < 300
 
 
 def test_what_to_do_next_is_said(read, capsys):
