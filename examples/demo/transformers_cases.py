@@ -6,4 +6,7 @@ from cases import proved
 
 from tests.harness.forkserver import beside
 
-GROUPS = (proved("transformers.accumulation_scale", lambda: beside(None, "trainer")),)
+GROUPS = tuple(
+    proved(f"transformers.{name}", lambda: beside(None, "trainer"))
+    for name in ("accumulation_scale", "packed_linear_attention", "shared_kv_gradient")
+)

@@ -143,6 +143,7 @@ GROUPS = (
     Group((TRAINER,), trainer),
     proved("trl.grpo_dapo_scale", partial(beside, "trl-1.5", "trl")),
     proved("trl.grpo_truncated_count", partial(beside, "trl-1.5", "trl")),
+    proved("trl.dropout_ratio", lambda: TRL),
     Group((SLEEP,), sleep),
     Group((SERVED,), served),
     Group((OLD,), old),

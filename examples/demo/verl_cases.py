@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import fp32_gradients
 from cases import Case, Group, Row, Runner, proved
 
-from tests.harness.forkserver import Level, verl, verl_agent_loop
+from tests.harness.forkserver import Level, verl, verl_agent_loop, verl_sft
 
 CRITIC = Case(
     "verl",
@@ -45,5 +45,6 @@ def critic(runner: Runner) -> Iterator[Row]:
 GROUPS = (
     Group((CRITIC,), critic),
     proved("verl.tool_separator", lambda: verl_agent_loop("0.8")),
+    proved("verl.resume_epoch", verl_sft),
     fp32_gradients.group(FP32, "tests.patches.verl.fp32_gradients_ranks", lambda: verl("0.7")),
 )
