@@ -358,7 +358,11 @@ LISTED = (
     Listed('transformers-packed-linear-attention', 'rlhf_patches.patches.transformers.packed_linear_attention:PATCH', (
         ListedVariant(distribution='transformers', versions='>=4.57.0,<5.2.0', modules=('transformers.models.qwen3_next.modeling_qwen3_next',), rewrites=True),
         ListedVariant(distribution='transformers', versions='>=5.2.0,<5.15.0', modules=('transformers.models.qwen3_next.modeling_qwen3_next', 'transformers.models.qwen3_5.modeling_qwen3_5', 'transformers.models.qwen3_5_moe.modeling_qwen3_5_moe'), independent=True, rewrites=True),
-        ListedVariant(distribution='transformers', versions='>=5.15.0,<=5.24.0', modules=('transformers.models.qwen3_next.modeling_qwen3_next', 'transformers.models.qwen3_5.modeling_qwen3_5', 'transformers.models.qwen3_5_moe.modeling_qwen3_5_moe'), independent=True, rewrites=True),
+        ListedVariant(distribution='transformers', versions='>=5.15.0,<=5.24.0', modules=('transformers.models.qwen3_next.modeling_qwen3_next', 'transformers.models.qwen3_5.modeling_qwen3_5', 'transformers.models.qwen3_5_moe.modeling_qwen3_5_moe', 'transformers.models.olmo_hybrid.modeling_olmo_hybrid'), independent=True, rewrites=True),
+    )),
+    Listed('transformers-packed-short-convolution', 'rlhf_patches.patches.transformers.packed_short_convolution:PATCH', (
+        ListedVariant(distribution='transformers', versions='>=5.0.0rc0,<5.15.0', modules=('transformers.models.lfm2.modeling_lfm2', 'transformers.models.lfm2_moe.modeling_lfm2_moe'), independent=True, rewrites=True),
+        ListedVariant(distribution='transformers', versions='>=5.15.0,<=5.24.0', modules=('transformers.models.lfm2.modeling_lfm2', 'transformers.models.lfm2_moe.modeling_lfm2_moe'), independent=True, rewrites=True),
     )),
     Listed('transformers-packed-state-space', 'rlhf_patches.patches.transformers.packed_state_space:PATCH', (
         ListedVariant(distribution='transformers', versions='>=5.15.0,<=5.24.0', modules=('transformers.models.bamba.modeling_bamba', 'transformers.models.falcon_h1.modeling_falcon_h1', 'transformers.models.nemotron_h.modeling_nemotron_h'), independent=True, rewrites=True),

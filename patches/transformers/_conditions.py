@@ -60,3 +60,8 @@ def not_mamba(self: Any) -> bool | None:
     """Layer of Bamba, Falcon-H1 or Nemotron-H: False for attention and MLPs; otherwise the positions decide."""
     kind = getattr(self, "block_type", getattr(self, "layer_type", None))
     return None if hasattr(self, "mamba") or kind in ("linear_attention", "mamba") else False
+
+
+def not_convolution(self: Any) -> bool | None:
+    """Decoder layer of LFM2: False for attention; otherwise the positions decide."""
+    return None if hasattr(self, "conv") else False

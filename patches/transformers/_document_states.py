@@ -65,7 +65,10 @@ def apart(layer: Callable[..., Any], position_ids: Any, patch: str) -> Callable[
 
 
 def _within(packed: _Packed, layer: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    if any(kwargs.get(name) is not None for name in ("cache_params", "cache", "attention_mask")):
+    if any(
+        kwargs.get(name) is not None
+        for name in ("cache_params", "past_key_values", "past_key_value", "cache", "attention_mask")
+    ):
         return layer(*args, **kwargs)
     before, _CURRENT.packed = _CURRENT.packed, packed
     try:

@@ -1,4 +1,4 @@
-"""transformers: linear attention carries its states into the next packed document in Qwen3-Next and Qwen3.5."""
+"""transformers: linear attention carries its states into the next packed document in Qwen3-Next, Qwen3.5 and others."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ _FAMILIES = _NEXT, _QWEN3_5, _MOE = tuple(
     f"transformers.models.{name}.modeling_{name}:{prefix}"
     for name, prefix in (("qwen3_next", "Qwen3Next"), ("qwen3_5", "Qwen3_5"), ("qwen3_5_moe", "Qwen3_5Moe"))
 )
+_OLMO = "transformers.models.olmo_hybrid.modeling_olmo_hybrid:OlmoHybrid"
 _USES = f"{__package__}._document_states:"
 
 
-def _apart(family: str, *calls: tuple[str, str, str]) -> tuple[Rewrite, ...]:
+def _apart(family: str, *calls: tuple[str, str, str], kind: str = "") -> tuple[Rewrite, ...]:
     """A decoder layer gives its linear attention the documents; the calls within it then keep them apart."""
-    layer, attention = f"{family}DecoderLayer.forward", f"{family}GatedDeltaNet.forward"
+    layer, attention = f"{family}{kind}DecoderLayer.forward", f"{family}GatedDeltaNet.forward"
     return (
         Rewrite(
             target=layer,
@@ -54,16 +55,16 @@ def _changes(calls: tuple[tuple[str, str, str], ...], *families: str) -> tuple[R
 
 PATCH = Patch(
     name=_NAME,
-    summary="linear attention starts anew at each packed document in Qwen3-Next and Qwen3.5",
+    summary="linear attention starts anew at each packed document in Qwen3-Next, Qwen3.5 and OLMo Hybrid",
     harm="wrong gradient",
     bug="linear attention carries its states into the next packed document",
-    when="Qwen3-Next, Qwen3.5 (dense and MoE); packing or padding-free batches",
+    when="Qwen3-Next, Qwen3.5 (dense and MoE), OLMo Hybrid; packing or padding-free batches",
     excluded_by=("model_family=qwen2|qwen3|llama|mistral|gemma|gemma2",),
     symptom="""\
-Qwen3-Next or Qwen3.5 is trained on packed rows or padding-free batches: TRL's `packing` and `padding_free`,
-`DataCollatorWithFlattening`, OpenRLHF's `packing_samples`, SkyRL and verl without padding. The loss and the gradient
-of a document depend on the documents before it in the row. No error; in tiny models the gradient is as far off as it
-is long.""",
+Qwen3-Next, Qwen3.5 or OLMo Hybrid is trained on packed rows or padding-free batches: TRL's `packing` and
+`padding_free`, `DataCollatorWithFlattening`, OpenRLHF's `packing_samples`, SkyRL and verl without padding. The loss and
+the gradient of a document depend on the documents before it in the row. No error; in tiny models the gradient is as far
+off as it is long.""",
     cause="""\
 `position_ids` that restart at 0 separate packed documents. Attention's mask reads them. The layers of linear attention
 (three of four) do not: their convolution and their recurrent state run over the whole row. Releases before 5.9 separate
@@ -80,23 +81,29 @@ Rows with padding in their attention mask, any call with a cache (such as genera
 positions that jump to anything but 0, positions of images, and calls of the kernels with `cu_seq_lens_q` and `seq_idx`
 stay bit for bit what they are.
 
-Not repaired, without a message: compiled models (`torch_compile`), exported ones and CUDA graphs; a forward of your own
-in place of the layer's; a cache together with packed rows (`Trainer` and TRL switch it off); tokens that your own code
-splits over ranks; and 5.15 to 5.19 without kernels if the batch has `cu_seq_lens_q`. With a mask of ones the full
-attention layers of all releases ignore the documents; the patch repairs the others.""",
+Not repaired, without a message: OLMo Hybrid before 5.15, Kimi Linear and other models; compiled models
+(`torch_compile`), exported ones and CUDA graphs; a forward of your own in place of the layer's; a cache together with
+packed rows (`Trainer` and TRL switch it off); tokens that your own code splits over ranks; and 5.15 to 5.19 without
+kernels if the batch has `cu_seq_lens_q`. With a mask of ones the full attention layers of all releases ignore the
+documents; the patch repairs the others.""",
     references=("https://github.com/huggingface/transformers/issues/46093",),
     variants=(
         Variant(Guard("transformers", ">=4.57.0,<5.2.0"), _changes(_METHODS, _NEXT)),
         Variant(Guard("transformers", ">=5.2.0,<5.15.0"), _changes(_METHODS, *_FAMILIES), independent=True),
-        Variant(Guard("transformers", ">=5.15.0,<=5.24.0"), _changes(_FUNCTIONS, *_FAMILIES), independent=True),
+        Variant(
+            Guard("transformers", ">=5.15.0,<=5.24.0"),
+            (*_changes(_FUNCTIONS, *_FAMILIES), *_apart(_OLMO, *_FUNCTIONS, kind="LinearAttention")),
+            independent=True,
+        ),
     ),
     obsolete_when=(
         "when the oldest transformers in use separates the documents of linear attention; no release so far does"
     ),
     changes_numbers="""\
-With the patch, the loss of packed Qwen3-Next and Qwen3.5 is that of the single documents. Checkpoints trained with the
-bug have learned to read documents with the states of others. Evaluation on single documents was not affected.""",
+With the patch, the loss of packed rows is that of the single documents. Checkpoints trained with the bug have learned
+to read documents with the states of others. Evaluation on single documents was not affected.""",
     conditions=tuple(
-        Condition(f"{family}DecoderLayer.forward", f"{__package__}._conditions:not_linear") for family in _FAMILIES
+        Condition(f"{layer}DecoderLayer.forward", f"{__package__}._conditions:not_linear")
+        for layer in (*_FAMILIES, f"{_OLMO}LinearAttention")
     ),
 )

@@ -29,10 +29,15 @@ EXPERTS: dict[str, Any] = {**LINEAR, "num_experts": 3, "num_experts_per_tok": 2,
 EXPERTS |= {"experts_implementation": "eager", "shared_expert_intermediate_size": 8}
 OF = {"Qwen3Next": ("Qwen3NextConfig", EXPERTS), "Qwen3_5": ("Qwen3_5TextConfig", LINEAR)}
 OF |= {"Qwen3_5Moe": ("Qwen3_5MoeTextConfig", EXPERTS)}
+OF |= {"OlmoHybrid": ("OlmoHybridConfig", LINEAR)}
 MAMBA: dict[str, Any] = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_expand": 2}
 OF |= {"Bamba": ("BambaConfig", {**MAMBA, "attn_layer_indices": [1]})}
 OF |= {"FalconH1": ("FalconH1Config", {**MAMBA, "mamba_d_ssm": 32})}
 NEMOTRON: dict[str, Any] = {"mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1}
+SHORT: dict[str, Any] = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
+OF |= {"Lfm2": ("Lfm2Config", SHORT)}
+ROUTED = {"num_dense_layers": 1, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+OF |= {"Lfm2Moe": ("Lfm2MoeConfig", {**SHORT, **ROUTED, "experts_implementation": "eager"})}
 NEMOTRON |= {"layers_block_type": ["linear_attention", "full_attention"]}
 OF |= {"NemotronH": ("NemotronHConfig", NEMOTRON)}
 

@@ -14,7 +14,7 @@ from tests.harness.forkserver import beside
 NAME = "transformers-packed-linear-attention"
 WORKER = "rlhf_patches.patches.transformers.proofs.packed_linear_attention_ranks"
 MODELING = "transformers.models.qwen3_next.modeling_qwen3_next"
-MODELS = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
+MODELS = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "OlmoHybrid")
 WRONG = ("packed", "2 rows", "long", "checkpointed", "reentrant")
 LEFT = ("a mask", "not packed", "no positions", "other jumps", "a cache", "generated")
 FEW = (

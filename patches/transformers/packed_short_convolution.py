@@ -1,0 +1,92 @@
+"""transformers: LFM2's short convolutions read the last tokens of the packed document before."""
+
+from __future__ import annotations
+
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
+
+_NAME = "transformers-packed-short-convolution"
+_LFM2, _MOE = (
+    f"transformers.models.{name}.modeling_{name}:{prefix}"
+    for name, prefix in (("lfm2", "Lfm2"), ("lfm2_moe", "Lfm2Moe"))
+)
+_USES = f"{__package__}._document_states:"
+
+
+def _apart(family: str, calls: tuple[tuple[str, str, str, str], ...]) -> tuple[Rewrite, ...]:
+    """A decoder layer gives its convolution the documents; the call within it then keeps them apart."""
+    return (
+        Rewrite(
+            target=f"{family}DecoderLayer.forward",
+            pattern="self.conv",
+            replacement=f"$APART(self.conv, position_ids, {_NAME!r})",
+            uses={"APART": f"{_USES}apart"},
+        ),
+        *(
+            Rewrite(
+                target=f"{family}ShortConv.{method}",
+                pattern=function,
+                replacement=f"$CONVOLUTION({function}, {size})",
+                inside=call,
+                uses={"CONVOLUTION": f"{_USES}convolution"},
+            )
+            for method, function, call, size in calls
+        ),
+    )
+
+
+_TWO = (
+    ("cuda_kernels_forward", "causal_conv1d_fn", "causal_conv1d_fn($$$)", "self.L_cache"),
+    ("slow_forward", "self.conv", "self.conv(Bx)", "self.L_cache"),
+)
+_ONE = (("forward", "causal_conv1d_fn", "causal_conv1d_fn($$$)", "self.conv_kernel_size"),)
+
+PATCH = Patch(
+    name=_NAME,
+    summary="LFM2's short convolutions read no tokens of the packed document before",
+    harm="wrong gradient",
+    bug="short convolutions read the last tokens of the packed document before",
+    when="LFM2 (dense, MoE and vision); packing or padding-free batches",
+    excluded_by=("model_family=qwen2|qwen3|llama|mistral|gemma|gemma2",),
+    symptom="""\
+LFM2 is trained on packed rows or padding-free batches: TRL's `packing` and `padding_free`,
+`DataCollatorWithFlattening`, OpenRLHF's `packing_samples`. The first tokens of a document depend on the last two of the
+document before it in the row. No error. The shorter the documents are, the further off the gradient is: with three
+documents of 5 to 9 tokens, a tensor's gradient is as far off as it is long.""",
+    cause="""\
+`position_ids` that restart at 0 separate packed documents. Attention's mask reads them. The layers of short
+convolutions do not. Since 5.9 the kernel separates documents if the batch has `seq_idx`, which
+`DataCollatorWithFlattening` makes if asked.""",
+    repair="""\
+If the `position_ids` of every row rise by one from 0 and some restart at 0, each document's convolution reads zeros
+before its first token, in one call for the row. Logits and gradients of a document are then those of the document
+alone.
+
+Rows with padding in their attention mask, any call with a cache (such as generation), rows that are not packed,
+positions that jump to anything but 0, and calls of the kernel with `seq_idx` stay bit for bit what they are.
+
+Not repaired, without a message: 4.54 to 4.57, in which a layer cannot tell packed rows from padded ones; compiled
+models (`torch_compile`), exported ones and CUDA graphs; a forward of your own in place of the layer's; a cache
+together with packed rows (`Trainer` and TRL switch it off); tokens that your own code splits over ranks. With a mask
+of ones the attention layers of all releases ignore the documents; the patch repairs the others.""",
+    references=("https://github.com/huggingface/transformers/issues/46093",),
+    variants=(
+        Variant(
+            Guard("transformers", ">=5.0.0rc0,<5.15.0"),
+            (*_apart(_LFM2, _TWO), *_apart(_MOE, _TWO)),
+            independent=True,
+        ),
+        Variant(
+            Guard("transformers", ">=5.15.0,<=5.24.0"),
+            (*_apart(_LFM2, _ONE), *_apart(_MOE, _ONE)),
+            independent=True,
+        ),
+    ),
+    obsolete_when="when the oldest transformers in use separates documents in short convolutions; no release does",
+    changes_numbers="""\
+With the patch, the loss of packed LFM2 is that of the single documents. Checkpoints trained with the bug have learned
+to begin documents with the last tokens of others. Evaluation on single documents was not affected.""",
+    conditions=tuple(
+        Condition(f"{family}DecoderLayer.forward", f"{__package__}._conditions:not_convolution")
+        for family in (_LFM2, _MOE)
+    ),
+)
