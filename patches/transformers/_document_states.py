@@ -31,44 +31,53 @@ class _Packed:
     occurs: bool | None = None
     """Whether documents would not be separate as released; None if the layer's calls were not seen."""
 
+    left: bool = False
+    """Whether a function of this layer is not the release's, so that all are called as released."""
+
     def fits(self, rows: int, tokens: int) -> bool:
         """Whether these are the documents of a tensor of this size: a user's code may have split the tokens."""
         return tokens == self.positions.shape[1] and self.positions.shape[0] in (1, rows)
 
 
 class _Current(threading.local):
-    """The documents of the current layer, and the bounds of the last positions, which a model's layers share."""
+    """The documents of the current layer, and what was last read, which the later layers of a forward share."""
 
     packed: _Packed | None = None
     positions: weakref.ref[torch.Tensor] | None = None
     version: int = -1
+    layer: int = -1
     bounds: _Bounds | None = None
 
 
 _CURRENT = _Current()
+# Kernels, what wraps them, and layers that stand for a convolution.
+_KNOWN = ("transformers", "fla", "causal_conv1d", "mamba_ssm", "kernels", "triton", "torch", "peft")
 
 
 def apart(layer: Callable[..., Any], position_ids: Any, patch: str) -> Callable[..., Any]:
     """The layer, or a call of it in which `convolution`, `recurrence` and the others below know its documents.
 
-    Recomputed layers know them as well, since a decoder layer calls this itself. Compiled and traced code gets the
-    released layer: it cannot depend on positions.
+    A decoder layer that is computed again calls this again. A layer that is computed again by itself does not, so a
+    wrapped one is called as released. So is it in compiled and traced code, which cannot depend on positions.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not _is_own(layer):
         return layer
-    bounds = _of(position_ids)
-    if bounds is None:
-        rlhf_patches.decided(patch, False)
+    bounds = _of(position_ids, getattr(layer, "layer_idx", None))
+    if not bounds:
+        if bounds is not None:
+            rlhf_patches.decided(patch, False)
         return layer
     positions = position_ids[0] if position_ids.ndim == 3 else position_ids
     return functools.partial(_within, _Packed(patch, positions, bounds), layer)
 
 
+def _is_own(layer: Any) -> bool:
+    """Whether the layer's forward is transformers' own: no wrapper, no subclass with another one."""
+    return "forward" not in vars(layer) and is_released(type(layer).forward, ("transformers",))
+
+
 def _within(packed: _Packed, layer: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    if any(
-        kwargs.get(name) is not None
-        for name in ("cache_params", "past_key_values", "past_key_value", "cache", "attention_mask")
-    ):
+    if any(kwargs.get(name) is not None for name in _CACHES):
         return layer(*args, **kwargs)
     before, _CURRENT.packed = _CURRENT.packed, packed
     try:
@@ -79,20 +88,26 @@ def _within(packed: _Packed, layer: Callable[..., Any], /, *args: Any, **kwargs:
             rlhf_patches.decided(packed.patch, packed.occurs)
 
 
-def _of(position_ids: Any) -> _Bounds | None:
-    """The documents' bounds, if every row's positions rise by one from 0 and some start again at 0; otherwise None.
+_CACHES = ("cache_params", "past_key_values", "past_key_value", "cache", "attention_mask")
 
-    Attention's masks have read these positions from the device in the same forward. This reads them once for all
-    layers.
+
+def _of(position_ids: Any, layer: int | None) -> _Bounds | None:
+    """The documents' bounds, empty if rows are not packed; None if the positions are others, or cannot be read.
+
+    Attention's masks have read these positions from the device in the same forward. This reads them once for the layers
+    of a forward, whose numbers rise: a buffer may have other positions in the next one, and not all writes count.
     """
-    if type(position_ids) is not torch.Tensor or position_ids.is_meta or position_ids.shape[-1] < 2 or _captured():
+    if position_ids is None:
+        return []
+    if _captured() or type(position_ids) is not torch.Tensor or position_ids.is_meta:
         return None
-    if position_ids.is_inference():  # which counts no changes
+    if position_ids.is_inference() or layer is None:  # an inference tensor counts no writes
         return _read(position_ids)
     last, version = None if _CURRENT.positions is None else _CURRENT.positions(), position_ids._version
-    if last is not position_ids or _CURRENT.version != version:
+    if last is not position_ids or _CURRENT.version != version or layer <= _CURRENT.layer:
         _CURRENT.bounds = _read(position_ids)
         _CURRENT.positions, _CURRENT.version = weakref.ref(position_ids), version
+    _CURRENT.layer = layer
     return _CURRENT.bounds
 
 
@@ -106,14 +121,29 @@ def _read(position_ids: torch.Tensor) -> _Bounds | None:
     if planes.ndim != 3:
         return None
     rows = planes[0]
+    if rows.shape[1] < 2:  # a token that is generated
+        return []
     starts = rows == 0
-    rises = starts[:, 1:] | (rows[:, 1:] == rows[:, :-1] + 1)
-    if not (starts[:, 0].all() & rises.all() & starts[:, 1:].any() & (planes == rows).all()):
+    rises = rows[:, 1:] == rows[:, :-1] + 1
+    try:  # vmap and make_fx have no values
+        if rises.all():
+            return []
+        if not (starts[:, 0].all() & (starts[:, 1:] | rises).all() & (planes == rows).all()):
+            return None
+        bounds: _Bounds = [[] for _ in rows]
+        for row, place in starts.nonzero().tolist():
+            bounds[row].append(place)
+    except RuntimeError:
         return None
-    bounds: _Bounds = [[] for _ in rows]
-    for row, place in starts.nonzero().tolist():
-        bounds[row].append(place)
-    return [[*places, rows.shape[1]] for places in bounds]
+    return [_ended(places, rows.shape[1]) for places in bounds]
+
+
+def _ended(starts: list[int], tokens: int) -> list[int]:
+    """Bounds of one row. Tokens at position 0 that follow each other at its end are padding: one document for all."""
+    padding = 0
+    while padding < len(starts) and starts[-1 - padding] == tokens - 1 - padding:
+        padding += 1
+    return [*(starts[: len(starts) - padding + 1] if padding > 1 else starts), tokens]
 
 
 def convolution(function: Callable[..., Any], size: int) -> Callable[..., Any]:
@@ -121,8 +151,19 @@ def convolution(function: Callable[..., Any], size: int) -> Callable[..., Any]:
 
     `size` is the number of tokens that it reads for each output.
     """
-    packed = None if torch.compiler.is_compiling() else _CURRENT.packed
+    packed = _known(function)
     return function if packed is None else functools.partial(_spread, packed, function, size)
+
+
+def _known(function: Any) -> _Packed | None:
+    """The current layer's documents, unless code is compiled, or a function of this layer is not the release's."""
+    packed = None if torch.compiler.is_compiling() else _CURRENT.packed
+    if packed is None or packed.left:
+        return None
+    own = function if not isinstance(function, torch.nn.Module) else type(function).forward
+    replaced = own is not function and "forward" in vars(function)
+    packed.left = replaced or not is_released(own, _KNOWN)
+    return None if packed.left else packed
 
 
 def _spread(packed: _Packed, function: Callable[..., Any], size: int, /, *args: Any, **kwargs: Any) -> Any:
@@ -170,7 +211,7 @@ _STATES = ("initial_state", "initial_states", "return_final_states")
 
 
 def _each(function: Callable[..., Any], sequences: tuple[int, ...]) -> Callable[..., Any]:
-    packed = None if torch.compiler.is_compiling() else _CURRENT.packed
+    packed = _known(function)
     return function if packed is None else functools.partial(_one_by_one, packed, function, sequences)
 
 

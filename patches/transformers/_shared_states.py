@@ -26,7 +26,7 @@ class _Collected(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, kept: Kept, *states: torch.Tensor) -> torch.Tensor:
         ctx.kept = kept
-        return output.view_as(output)
+        return output.clone()  # a view would raise if somebody changed it in place
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:

@@ -30,8 +30,24 @@ def _has_prompt(model: Any) -> bool:
         return False
     for each in _wrappers(model):
         if type(each) is kind:  # a subclass of it may have its own forward
+            if not _is_its_own(each, kind):
+                return False
             config = each.peft_config.get(each.active_adapter)
             return getattr(getattr(config, "peft_type", None), "name", None) in _TYPES
+    return False
+
+
+def _is_its_own(model: Any, kind: type) -> bool:
+    """Whether a model runs the forward of its class: PEFT's ``disable_adapter`` assigns another one."""
+    function, released = model.forward, vars(kind).get("forward")
+    for _ in range(32):  # accelerate's autocast and hooks are around it
+        if getattr(function, "__self__", model) is not model:
+            return False
+        function = getattr(function, "__func__", function)
+        if function is released:
+            return True
+        # known: update_wrapper's note of what is within; other wrappers than accelerate's are found by _known_loss
+        function = getattr(function, "__dict__", {}).get("__wrapped__")
     return False
 
 

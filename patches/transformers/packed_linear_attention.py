@@ -77,14 +77,19 @@ of the document alone. Projections and the convolution still run once for the ro
 document, also with kernels. To have one call of the kernel, use a release from 5.9 on, and let the collator return
 `cu_seq_lens_q` and `seq_idx` (`return_flash_attn_kwargs=True, return_seq_idx=True`).
 
+Without kernels each document costs at least one chunk (64 to 256 tokens) of time and memory. Tokens at position 0 that
+follow each other at a row's end are padding, and count as one document.
+
 Rows with padding in their attention mask, any call with a cache (such as generation), rows that are not packed,
-positions that jump to anything but 0, positions of images, and calls of the kernels with `cu_seq_lens_q` and `seq_idx`
+positions that jump to anything but 0, and calls of the kernels with `cu_seq_lens_q` and `seq_idx`
 stay bit for bit what they are.
 
 Not repaired, without a message: OLMo Hybrid before 5.15, Kimi Linear and other models; compiled models
-(`torch_compile`), exported ones and CUDA graphs; a forward of your own in place of the layer's; a cache together with
-packed rows (`Trainer` and TRL switch it off); tokens that your own code splits over ranks; and 5.15 to 5.19 without
-kernels if the batch has `cu_seq_lens_q`. With a mask of ones the full attention layers of all releases ignore the
+(`torch_compile`), exported ones, CUDA graphs, `vmap` and `make_fx`; a layer with a forward of your own, a wrapped one
+(activation checkpointing of that layer alone, `device_map`), and functions of your own in place of the convolution or
+the recurrence; a cache together with packed rows (`Trainer` and TRL switch it off); rows that begin within a document;
+tokens that your own code splits over ranks; three planes of positions, unless they are equal; and 5.15 to 5.19 without
+kernels if the batch has `cu_seq_lens_q`. With a mask of ones the attention layers of all releases ignore the
 documents; the patch repairs the others.""",
     references=("https://github.com/huggingface/transformers/issues/46093",),
     variants=(

@@ -61,14 +61,18 @@ before its first token, and its scan starts from an empty state. Logits and grad
 the document alone. The scan, and the fused kernel, run once for each document. To have one call of the kernel, let the
 collator return `seq_idx` (`return_seq_idx=True`).
 
+Without kernels each document costs at least one chunk (64 to 256 tokens) of time and memory. Tokens at position 0 that
+follow each other at a row's end are padding, and count as one document.
+
 Rows with padding in their attention mask, any call with a cache (such as generation), rows that are not packed,
 positions that jump to anything but 0, and calls of the kernels with `seq_idx` stay bit for bit what they are.
 
 Not repaired, without a message: releases before 5.15, in which the layers have no function for the scan; Granite 4,
-Zamba 2 and Jamba, whose layers get no positions; compiled models (`torch_compile`), exported ones and CUDA graphs; a
-forward of your own in place of the layer's; a cache together with packed rows (`Trainer` and TRL switch it off); tokens
-that your own code splits over ranks. With a mask of ones the attention layers of all releases ignore the documents; the
-patch repairs the others.""",
+Zamba 2 and Jamba, whose layers get no positions; compiled models (`torch_compile`), exported ones, CUDA graphs, `vmap`
+and `make_fx`; a layer with a forward of your own, a wrapped one (activation checkpointing of that layer alone,
+`device_map`), and functions of your own in place of the convolution or the scan; a cache together with packed rows
+(`Trainer` and TRL switch it off); rows that begin within a document; tokens that your own code splits over ranks. With
+a mask of ones the attention layers of all releases ignore the documents; the patch repairs the others.""",
     references=("https://github.com/huggingface/transformers/issues/46093",),
     variants=(
         Variant(

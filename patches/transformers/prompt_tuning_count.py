@@ -29,9 +29,9 @@ or p-tuning. The gradient is then that of the mean over the predicted tokens.
 
 The patch acts if all code that computes the loss is transformers', PEFT's or TRL's `SFTTrainer`, and checks this at
 each count. The following stay as released: runs with your own loss (`compute_loss`, `compute_loss_func`, the model's
-`loss_function`), `training_step` or count of tokens, with label smoothing, with a hook of a gradient, or with a
-subclass of `PeftModelForCausalLM`. LoRA, prefix tuning, models without PEFT, and rows whose first label is -100 stay as
-released, bit for bit.""",
+`loss_function`), `training_step` or count of tokens, with label smoothing, with a hook of a gradient, with a subclass
+of `PeftModelForCausalLM`, or with another `forward` assigned to the model, as in `with model.disable_adapter()`. LoRA,
+prefix tuning, models without PEFT, and rows whose first label is -100 stay as released, bit for bit.""",
     changes_numbers="""\
 Since transformers 5.10.1, prompt tuning and p-tuning were trained on a gradient that is too large by the share of first
 tokens, if their labels are not -100. The share is 0.1 percent for rows of 1024 tokens, and Adam is invariant to a

@@ -48,14 +48,15 @@ result have gradients there, and the dictionary is neither.""",
     repair="""\
 The patch stores keys and values that collect the gradients of the later layers. The layer that computed them runs again
 in the backward pass, after all later layers, and the patch adds the collected gradients to its own. The gradient is
-then that without checkpointing. Checkpointing stays reentrant, as ZeRO-3 needs it, and memory stays the same.
+then that without checkpointing. Checkpointing stays reentrant, as ZeRO-3 needs it, and memory stays the same but for
+one copy of the attention's output while such a layer runs again.
 
 Only layers that store shared keys and values change, and only under reentrant checkpointing in training. Other
 layers and models, training without checkpointing or with `use_reentrant=False`, evaluation and generation stay bit for
 bit what they are.
 
-Not repaired: your own attention in place of the release's; a model that accelerate distributes over several devices
-(`device_map`); a call with `return_shared_kv_states=True`, which returns the dictionary.""",
+Not repaired: your own attention in place of the release's; layers that torch's own `checkpoint_wrapper` wraps with
+`CheckpointImpl.REENTRANT`; a model that accelerate distributes over several devices (`device_map`); a call with `return_shared_kv_states=True`, which returns the dictionary.""",
     references=("https://docs.pytorch.org/docs/stable/checkpoint.html",),
     variants=(
         Variant(Guard("transformers", ">=5.5.2,<5.6.0"), _kept(_GEMMA_4)),

@@ -138,7 +138,7 @@ def test_a_forward_of_the_users_own_is_called_as_released(ranks, apply_patch):
     class Own(importlib.import_module(MODELING).Qwen3NextGatedDeltaNet):
         def forward(self, hidden_states, cache_params=None, attention_mask=None, **keywords):
             seen.append(sorted(keywords))
-            return hidden_states.cumsum(1)
+            return super().forward(hidden_states.flip(1), cache_params, attention_mask, **keywords)
 
     def logits():
         model = ranks.made("Qwen3Next").eval()
@@ -217,16 +217,103 @@ def test_each_row_has_its_own_documents(ranks, apply_patch):
             torch.testing.assert_close(together[row], torch.cat(parts, dim=1)[0], atol=1e-5, rtol=1e-5)
 
 
+def test_a_layer_that_is_computed_again_by_itself_stays_as_released(ranks, apply_patch):
+    """Activation checkpointing of a mixer alone: the second time nobody knows the documents."""
+    torch = pytest.importorskip("torch")
+    wrappers = pytest.importorskip("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
+
+    def gradient():
+        model = ranks.made("Qwen3_5").train()
+        layer = model.model.layers[0]
+        layer.linear_attn = wrappers.checkpoint_wrapper(layer.linear_attn)
+        given = ranks.rows.packed(1)
+        model(input_ids=given["ids"], position_ids=given["position_ids"]).logits.square().sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    released = gradient()
+    apply_patch(NAME)
+    assert all(map(torch.equal, gradient(), released))
+
+
+@pytest.mark.parametrize("name", ["causal_conv1d_fn", "torch_chunk_gated_delta_rule"])
+def test_a_users_own_function_is_called_as_released(ranks, apply_patch, monkeypatch, name):
+    torch = pytest.importorskip("torch")
+    modeling = importlib.import_module("transformers.models.qwen3_5.modeling_qwen3_5")
+    original, shapes = getattr(modeling, name), []
+
+    def own(states, *arguments, **keywords):
+        shapes.append(states.shape)
+        return original(states, *arguments, **keywords)
+
+    monkeypatch.setattr(modeling, name, own)
+    packed_logits(ranks.made("Qwen3_5").eval(), torch, ranks)
+    apply_patch(NAME)
+    packed_logits(ranks.made("Qwen3_5").eval(), torch, ranks)
+    assert len(shapes) == 2
+    if name == "causal_conv1d_fn":
+        assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("write", ["data", "numpy"])
+def test_writes_that_torch_does_not_count_are_seen_in_the_next_forward(ranks, apply_patch, write):
+    """A buffer that takes each batch's positions."""
+    torch = pytest.importorskip("torch")
+    model, given = ranks.made("Qwen3Next").eval(), ranks.rows.packed(1)
+    apply_patch(NAME)
+    buffer, whole = given["position_ids"].clone(), torch.arange(21)[None]
+    with torch.no_grad():
+        first = model(input_ids=given["ids"], position_ids=buffer).logits
+        version = buffer._version
+        buffer.data.copy_(whole) if write == "data" else buffer.numpy().__setitem__(slice(None), whole.numpy())
+        assert buffer._version == version
+        assert torch.equal(
+            model(input_ids=given["ids"], position_ids=buffer).logits, model(input_ids=given["ids"]).logits
+        )
+    assert torch.equal(first, packed_logits(model, torch, ranks))
+
+
+def test_where_no_values_are_it_is_as_released(ranks, apply_patch):
+    torch = pytest.importorskip("torch")
+    states = importlib.import_module("rlhf_patches.patches.transformers._document_states")
+    seen = []
+
+    def read(positions):
+        seen.append(states._of(positions[None], 0))
+        return positions
+
+    torch.vmap(read)(ranks.rows.packed(2)["position_ids"])
+    assert seen == [None]
+
+
+def test_padding_at_a_rows_end_is_one_document(ranks):
+    """Its tokens have position 0, and each would be a call of its own."""
+    torch = pytest.importorskip("torch")
+    states = importlib.import_module("rlhf_patches.patches.transformers._document_states")
+    rows = torch.tensor([[0, 1, 2, 0, 0, 0], [0, 0, 1, 0, 1, 0], [0, 0, 0, 0, 0, 0]])
+    assert states._of(rows, None) == [[0, 3, 6], [0, 1, 3, 5, 6], [0, 6]]
+
+
+def test_what_is_not_known_is_not_decided(ranks, apply_patch):
+    """A row that begins within a document: its positions restart, and it is left as released."""
+    torch = pytest.importorskip("torch")
+    apply_patch(NAME)
+    model = ranks.made("Qwen3Next").eval()
+    with torch.no_grad():
+        model(input_ids=torch.ones(1, 6, dtype=torch.long), position_ids=torch.tensor([[3, 4, 5, 0, 1, 2]]))
+    (reached,) = (row.reached for row in rlhf_patches.report() if row.name == NAME)
+    assert (reached.calls, reached.asked, reached.held) == (2, 1, 0)
+
+
 def test_positions_that_change_in_place_are_read_again(ranks, apply_patch):
     torch = pytest.importorskip("torch")
     apply_patch(NAME)
     states = importlib.import_module("rlhf_patches.patches.transformers._document_states")
     positions = torch.tensor([[0, 1, 2, 0, 1]])
-    assert states._of(positions) == [[0, 3, 5]]
+    assert states._of(positions, 0) == [[0, 3, 5]]
     positions[0] = torch.arange(5)
-    assert states._of(positions) is None
+    assert states._of(positions, 1) == []
     with torch.inference_mode():
-        assert states._of(torch.tensor([[0, 0, 1, 2, 3]])) == [[0, 1, 5]]
+        assert states._of(torch.tensor([[0, 0, 1, 2, 3]]), 2) == [[0, 1, 5]]
 
 
 @pytest.mark.parametrize(
@@ -236,11 +323,17 @@ def test_positions_that_change_in_place_are_read_again(ranks, apply_patch):
         [[0, 1, 0, 1], [0, 1, 2, 4]],
         [[3, 4, 0, 1]],
         [[[[0, 0]]]],
-        [[5]],
     ],
 )
 def test_other_positions_are_no_documents(ranks, positions):
     torch = pytest.importorskip("torch")
     states = importlib.import_module("rlhf_patches.patches.transformers._document_states")
-    assert states._of(torch.tensor(positions)) is None
-    assert states._of(positions) is None
+    assert states._of(torch.tensor(positions), 0) is None
+    assert states._of(positions, 0) is None
+
+
+def test_a_token_that_is_generated_is_no_packed_row(ranks):
+    torch = pytest.importorskip("torch")
+    states = importlib.import_module("rlhf_patches.patches.transformers._document_states")
+    assert states._of(torch.tensor([[5], [0]]), 0) == []
+    assert states._of(None, 0) == []
