@@ -178,7 +178,8 @@ def _spread(packed: _Packed, function: Callable[..., Any], size: int, /, *args: 
     if not packed.fits(rows, tokens) or kernel:
         packed.occurs = False if kernel and packed.occurs is None else packed.occurs
         return function(*args, **kwargs)
-    number = (packed.positions == 0).cumsum(-1) - 1
+    last = torch.tensor([[len(bounds) - 2] for bounds in packed.bounds], device=packed.positions.device)
+    number = ((packed.positions == 0).cumsum(-1) - 1).minimum(last)  # padding belongs to one document
     place = torch.arange(tokens, device=number.device) + (size - 1) * number
     place = place[:, None].expand(rows, channels, tokens)
     longest = tokens + (size - 1) * max(len(bounds) - 2 for bounds in packed.bounds)

@@ -293,6 +293,18 @@ def test_padding_at_a_rows_end_is_one_document(ranks):
     assert states._of(rows, None) == [[0, 3, 6], [0, 1, 3, 5, 6], [0, 6]]
 
 
+def test_padding_at_a_rows_end_changes_no_document(ranks, apply_patch):
+    torch = pytest.importorskip("torch")
+    apply_patch(NAME)
+    model, given = ranks.made("Qwen3Next").eval(), ranks.rows.packed(2)
+    ids = torch.cat([given["ids"], torch.zeros(2, 5, dtype=torch.long)], dim=1)
+    positions = torch.cat([given["position_ids"], torch.zeros(2, 5, dtype=torch.long)], dim=1)
+    positions[1, 7:] = torch.arange(19)
+    with torch.no_grad():
+        found = model(input_ids=ids, position_ids=positions).logits[0, :21]
+    torch.testing.assert_close(found, packed_logits(model, torch, ranks)[0], atol=1e-5, rtol=1e-5)
+
+
 def test_what_is_not_known_is_not_decided(ranks, apply_patch):
     """A row that begins within a document: its positions restart, and it is left as released."""
     torch = pytest.importorskip("torch")
