@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -31,9 +32,6 @@ class _Packed:
     occurs: bool | None = None
     """Whether documents would not be separate as released; None if the layer's calls were not seen."""
 
-    left: bool = False
-    """Whether a function of this layer is not the release's, so that all are called as released."""
-
     def fits(self, rows: int, tokens: int) -> bool:
         """Whether these are the documents of a tensor of this size: a user's code may have split the tokens."""
         return tokens == self.positions.shape[1] and self.positions.shape[0] in (1, rows)
@@ -51,6 +49,10 @@ class _Current(threading.local):
 
 _CURRENT = _Current()
 # Kernels, what wraps them, and layers that stand for a convolution.
+_FUNCTIONS = (
+    *("causal_conv1d_fn", "conv1d", "conv", "chunk_gated_delta_rule", "torch_chunk_gated_delta_rule"),
+    *("mamba2_split_conv1d_scan_combined", "mamba2_chunk_scan"),
+)
 _KNOWN = ("transformers", "fla", "causal_conv1d", "mamba_ssm", "kernels", "triton", "torch", "peft")
 
 
@@ -72,8 +74,22 @@ def apart(layer: Callable[..., Any], position_ids: Any, patch: str) -> Callable[
 
 
 def _is_own(layer: Any) -> bool:
-    """Whether the layer's forward is transformers' own: no wrapper, no subclass with another one."""
-    return "forward" not in vars(layer) and is_released(type(layer).forward, ("transformers",))
+    """Whether the layer and its functions are the release's: no wrapper, no user's forward, no user's function."""
+    if "forward" in vars(layer) or not is_released(type(layer).forward, ("transformers",)):
+        return False
+    module = sys.modules[next(each for each in type(layer).__mro__ if "forward" in vars(each)).__module__]
+    return all(
+        _is_known(found)
+        for name in _FUNCTIONS
+        for found in (getattr(layer, name, None), getattr(module, name, None))
+        if found is not None
+    )
+
+
+def _is_known(function: Any) -> bool:
+    if isinstance(function, torch.nn.Module):
+        return "forward" not in vars(function) and is_released(type(function).forward, _KNOWN)
+    return is_released(function, _KNOWN)
 
 
 def _within(packed: _Packed, layer: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -151,19 +167,12 @@ def convolution(function: Callable[..., Any], size: int) -> Callable[..., Any]:
 
     `size` is the number of tokens that it reads for each output.
     """
-    packed = _known(function)
+    packed = _packed()
     return function if packed is None else functools.partial(_spread, packed, function, size)
 
 
-def _known(function: Any) -> _Packed | None:
-    """The current layer's documents, unless code is compiled, or a function of this layer is not the release's."""
-    packed = None if torch.compiler.is_compiling() else _CURRENT.packed
-    if packed is None or packed.left:
-        return None
-    own = function if not isinstance(function, torch.nn.Module) else type(function).forward
-    replaced = own is not function and "forward" in vars(function)
-    packed.left = replaced or not is_released(own, _KNOWN)
-    return None if packed.left else packed
+def _packed() -> _Packed | None:
+    return None if torch.compiler.is_compiling() else _CURRENT.packed
 
 
 def _spread(packed: _Packed, function: Callable[..., Any], size: int, /, *args: Any, **kwargs: Any) -> Any:
@@ -212,7 +221,7 @@ _STATES = ("initial_state", "initial_states", "return_final_states")
 
 
 def _each(function: Callable[..., Any], sequences: tuple[int, ...]) -> Callable[..., Any]:
-    packed = _known(function)
+    packed = _packed()
     return function if packed is None else functools.partial(_one_by_one, packed, function, sequences)
 
 

@@ -235,23 +235,28 @@ def test_a_layer_that_is_computed_again_by_itself_stays_as_released(ranks, apply
     assert all(map(torch.equal, gradient(), released))
 
 
-@pytest.mark.parametrize("name", ["causal_conv1d_fn", "torch_chunk_gated_delta_rule"])
+@pytest.mark.parametrize("name", ["causal_conv1d_fn", "torch_chunk_gated_delta_rule", "conv1d"])
 def test_a_users_own_function_is_called_as_released(ranks, apply_patch, monkeypatch, name):
+    """So are the others of its layer: one of two would be neither right nor as released."""
     torch = pytest.importorskip("torch")
     modeling = importlib.import_module("transformers.models.qwen3_5.modeling_qwen3_5")
-    original, shapes = getattr(modeling, name), []
 
-    def own(states, *arguments, **keywords):
-        shapes.append(states.shape)
-        return original(states, *arguments, **keywords)
+    class Own(torch.nn.Conv1d):
+        def forward(self, states):
+            return super().forward(states)
 
-    monkeypatch.setattr(modeling, name, own)
-    packed_logits(ranks.made("Qwen3_5").eval(), torch, ranks)
+    def logits():
+        model = ranks.made("Qwen3_5").eval()
+        if name == "conv1d":
+            model.model.layers[0].linear_attn.conv1d.__class__ = Own
+        else:
+            original = getattr(modeling, name)
+            monkeypatch.setattr(modeling, name, lambda *given, **keywords: original(*given, **keywords))
+        return packed_logits(model, torch, ranks)
+
+    released = logits()
     apply_patch(NAME)
-    packed_logits(ranks.made("Qwen3_5").eval(), torch, ranks)
-    assert len(shapes) == 2
-    if name == "causal_conv1d_fn":
-        assert shapes[0] == shapes[1]
+    assert torch.equal(logits(), released)
 
 
 @pytest.mark.parametrize("write", ["data", "numpy"])
