@@ -10,14 +10,19 @@ from .. import _released
 # known here: in transformers' own modules a number of this name is a probability that its forward hands to dropout.
 _NAMES = (
     *("dropout", "attention_dropout", "activation_dropout", "hidden_dropout", "residual_dropout", "embedding_dropout"),
-    *("resid_pdrop", "attn_dropout_p"),
+    *("resid_pdrop", "attn_dropout_p", "attn_dropout", "attn_pdrop"),
 )
+_BY_CONFIG = [f"transformers.models.{name}" for name in ("blt", "falcon", "gpt_neo", "gptj", "persimmon", "prophetnet")]
+"""The models whose modules read the probability from their config at each call."""
 _PACKAGES = ("transformers", "accelerate", "torch")
 
 
-def is_left_on(model: Any) -> bool:
-    """Whether a model has such dropout."""
-    return any(map(_names, model.modules()))
+def is_left_on(model: Any) -> bool | None:
+    """Whether a model has such dropout; None if its modules may read one from their config."""
+    modules = list(model.modules())
+    if any(map(_reads_a_dropout, modules)):
+        return None
+    return any(map(_names, modules))
 
 
 def disabled(module: Any) -> Any:
@@ -29,7 +34,18 @@ def disabled(module: Any) -> Any:
 
 def _names(module: Any) -> list[str]:
     found = [name for name in _NAMES if isinstance(vars(module).get(name), float) and vars(module)[name] > 0]
-    return found if found and _is_theirs(module) else []
+    return found if found and not _is_by_config(module) and _is_theirs(module) else []
+
+
+def _reads_a_dropout(module: Any) -> bool:
+    config = vars(module).get("config") if _is_by_config(module) else None
+    given = getattr(config, "__dict__", {}).items()
+    return any("drop" in name and isinstance(value, float) and value > 0 for name, value in given)
+
+
+def _is_by_config(module: Any) -> bool:
+    # known: transformers' own packages, whose modules were read; a user's subclass is another module
+    return ".".join(_released.written_in(module).split(".")[:3]) in _BY_CONFIG
 
 
 def _is_theirs(module: Any) -> bool:

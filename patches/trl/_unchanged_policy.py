@@ -33,12 +33,19 @@ def generated(trainer: Any, old: Any) -> Any:
 
 def old_of(trainer: Any, old: Any, new: Any) -> Any:
     """The old log-probabilities of a loss: those of the same dropout mask, if no optimizer step lies between."""
+    if _is_corrected(trainer):
+        return old
     met = old is not None and _has_another_mask(trainer)
     if met and (other := _replaced(trainer)):
         _released.stays(_NAME, f"{other} is not the release's own", "the ratio")
         met = False
     rlhf_patches.decided(_NAME, met)
     return new.detach() if met else old
+
+
+def _is_corrected(trainer: Any) -> bool:
+    """Whether the loss has a second ratio, from the old log-probabilities to the engine's: the old ones cancel."""
+    return bool(getattr(trainer, "use_vllm", False) and getattr(trainer, "vllm_importance_sampling_correction", False))
 
 
 def _has_another_mask(trainer: Any) -> bool:

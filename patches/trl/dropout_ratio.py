@@ -16,7 +16,7 @@ PATCH = Patch(
     bug="old log-probabilities come from another dropout mask, so that sequences are clipped before any update",
     when=(
         "dropout of the model or of LoRA in RLOOTrainer; also in GRPOTrainer with steps_per_generation above"
-        " gradient_accumulation_steps, num_iterations above 1, or vllm_importance_sampling_correction"
+        " gradient_accumulation_steps or num_iterations above 1, if vllm_importance_sampling_correction is not in use"
     ),
     excluded_by=("trl=sft|dpo|kto|reward|gold",),
     symptom="""\
@@ -26,8 +26,8 @@ other ones have random weights. The longer the completions are, the more sequenc
 gradients of a tiny model are 40 % off. No error.
 
 `GRPOTrainer` has the same bug if it computes old log-probabilities: with `steps_per_generation` above
-`gradient_accumulation_steps`, with `num_iterations` above 1, and with vLLM and `vllm_importance_sampling_correction`,
-which is the default since 0.23.0. Its ratio is that of one token, so the error is small: 5 % in the same model.""",
+`gradient_accumulation_steps`, and with `num_iterations` above 1. Its ratio is that of one token, so the error is small.
+With vLLM, `vllm_importance_sampling_correction` must be off, which is on by default since 0.23.0.""",
     cause="""\
 After a generation the trainer computes the old log-probabilities with the model in training mode. The loss computes the
 new ones with another dropout mask. RLOO's ratio is that of a whole sequence, where the differences of all tokens add
@@ -42,7 +42,12 @@ numbers stay bit for bit identical.
 Later optimizer steps of the same generation stay as released: their ratio is that of two policies, and of two dropout
 masks. For these, train without dropout. Also not repaired: the KL divergence in RLOO's reward, which is that of a
 policy with dropout; GRPO with `use_liger_kernel`; GRPO before 0.22.0; trainers with their own copies of these methods;
-and dropout that no attribute of a module names.
+and dropout that no attribute of a module names. The patch does not see a callback that changes weights or old
+log-probabilities between a generation and the next optimizer step.
+
+GRPO with vLLM and `vllm_importance_sampling_correction` stays as released. Its loss also multiplies by the ratio of the
+old log-probabilities to the engine's. The old ones cancel in the product of both ratios, unless one of them is clipped
+or is that of a sequence. In these cases the two masks still have an effect, which reports do not count.
 
 The patch does not change a `training_step`, `compute_loss`, `_compute_loss`, `_get_per_token_logps_and_entropies`,
 `_prepare_inputs`, `_generate_and_score_completions` or `accelerator.backward` that is not the trainer's, transformers'

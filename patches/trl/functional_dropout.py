@@ -27,12 +27,14 @@ such module: their forward calls `torch.nn.functional.dropout`, or hands a proba
 an attribute of the module.""",
     repair="""\
 The patch also sets these attributes to 0, in modules whose class and `forward` are transformers' own: `dropout`,
-`attention_dropout`, `activation_dropout`, `hidden_dropout`, `residual_dropout`, `embedding_dropout`, `resid_pdrop` and
-`attn_dropout_p`, where they are numbers above 0. The model's config stays as it is. Models without such dropout, and
-trainers with `disable_dropout=False`, stay bit for bit identical. Your own modules are never changed.
+`attention_dropout`, `activation_dropout`, `hidden_dropout`, `residual_dropout`, `embedding_dropout`, `resid_pdrop`,
+`attn_dropout_p`, `attn_dropout` and `attn_pdrop` (GPTBigCode), where they are numbers above 0. The model's config stays
+as it is. Models without such dropout, and trainers with `disable_dropout=False`, stay bit for bit identical. Your own
+modules are never changed.
 
-Not repaired: modules that read the probability from their config at each call (Falcon, Persimmon, BLT, ProphetNet), and
-layer dropout (`layerdrop`), which leaves out layers.""",
+Not repaired: models that read a probability from their config at each call (Falcon, Persimmon, BLT, ProphetNet, and
+GPT-Neo and GPT-J with FlashAttention). They stay as released, and reports do not count them. Also not repaired: layer
+dropout (`layerdrop`), which leaves out layers.""",
     changes_numbers="""\
 Since TRL 0.6.0, trainers with `disable_dropout=True` trained these models with the dropout of their config. With the
 patch they train without it, as the setting says. Set `disable_dropout=False` to continue a run with dropout.""",

@@ -48,10 +48,11 @@ The key has these settings too. The first run with the patch computes the log-pr
 the settings of a file that a release has written; later runs with the same settings take them from the new file. Old
 files stay on disk.
 
-A data set in memory has no such file, and with DPO's defaults since 1.9.0 the release's own key is right: there
-nothing changes. The patch does not change a trainer with your own data collator, `compute_ref_log_probs` or
+A data set in memory has no such file, and with DPO's defaults since 1.9.0 the release's own key is right: there nothing
+changes. The patch does not change a trainer with your own data collator, `compute_ref_log_probs` or
 `_precompute_ref_logps`, and logs its name in one line on rank 0. Not repaired: settings of the model that are no
-weights, such as those of its rotary embedding. In these cases delete the files `cache-*` of the data set.""",
+weights, such as those of its rotary embedding, and the precision of the run (`bf16`, `fp16`). In these cases delete the
+files `cache-*` of the data set.""",
     changes_numbers="""\
 Since TRL 0.29.0, DPO with precomputed log-probabilities was trained against the wrong reference if an earlier run had
 another `max_length` or `truncation_mode`, or, since 1.8.0, another `ld_alpha`; KTO from 1.4.0 to 1.8.x with another

@@ -91,8 +91,8 @@ def of_a_ratio_of_1(exact: Any, kind: str, batches: Any) -> dict[str, torch.Tens
         length = completion.shape[1]
         logits = exact(input_ids=ids, attention_mask=attended, use_cache=False).logits[:, :-1][:, -length:]
         logps = logits.log_softmax(-1).gather(-1, completion[..., None])[..., 0]
-        if "importance_sampling_ratio" in batch:  # of the engine that has generated
-            logps = logps * batch["importance_sampling_ratio"].double()
+        if "importance_sampling_ratio" in batch:  # of this policy, to the engine that has generated
+            logps = logps * (logps.detach() - batch["sampling_per_token_logps"].double()).exp()
         own = (logps * mask).sum(-1)
         if kind == "GRPO":
             own = own / mask.sum(-1)

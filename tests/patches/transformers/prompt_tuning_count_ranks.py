@@ -5,6 +5,7 @@ As the proof of transformers-prompt-tuning-count: other adapters, TRL's SFT, and
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from transformers import Trainer
 
 from rlhf_patches.patches.transformers.proofs import prompt_tuning_count_ranks
+from rlhf_patches.patches.transformers.proofs.eval_loss_ranks import Collator
 from rlhf_patches.patches.transformers.proofs.first_token_count_ranks import ROWS, Keep, data, gpt2
 from rlhf_patches.patches.transformers.proofs.prompt_tuning_count_ranks import by_definition, compared, step, tuned
 from rlhf_patches.patches.trl.proofs import small
@@ -64,6 +66,29 @@ def evaluated(make: Callable[[], Any]) -> dict[str, Any]:
     return found
 
 
+def over_lora() -> Any:
+    """PEFT's model within PEFT's model."""
+    return tuned(
+        make=lambda: peft.get_peft_model(prompt_tuning_count_ranks.llama(), peft.LoraConfig(r=2, task_type="CAUSAL_LM"))
+    )
+
+
+def disabled(make: Callable[[], Any]) -> dict[str, Any]:
+    """The base model's loss, in PEFT's context, and after it the prompt's."""
+    found: dict[str, Any] = {}
+
+    def change(trainer: Any) -> None:
+        model = trainer.model
+        batch = Collator()(data("tokens"))
+        labels = batch.pop("labels")
+        logits = copy.deepcopy(model.base_model).double()(**batch).logits[:, :-1]
+        right = float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten()))
+        with model.disable_adapter():
+            found["times of the base model"] = trainer.evaluate()["eval_loss"] / right
+
+    return {**step(make, change=change), **found}
+
+
 def sft() -> dict[str, Any]:
     """TRL's trainer with its default loss."""
     import trl
@@ -96,6 +121,9 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "one by one": lambda: step(tuned, per_device_train_batch_size=1, gradient_accumulation_steps=ROWS),
     "evaluated": lambda: evaluated(tuned),
     "SFT": sft,
+    "after disable_adapter": lambda: disabled(tuned),
+    "after disable_adapter, over LoRA": lambda: disabled(over_lora),
+    "bf16": lambda: step(tuned, bf16=True),
     "not the first": lambda: step(tuned, kind="not the first"),
     "LoRA": lambda: step(lambda: tuned("Lora")),
     "prefix tuning": lambda: step(lambda: tuned("PrefixTuning")),

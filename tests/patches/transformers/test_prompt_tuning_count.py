@@ -10,7 +10,7 @@ from tests.harness.forkserver import beside
 
 WORKER = "tests.patches.transformers.prompt_tuning_count_ranks"
 PROOF = "rlhf_patches.patches.transformers.proofs.prompt_tuning_count_ranks"
-WRONG = ("prompt tuning", "p-tuning", "one by one", "evaluated", "SFT")
+WRONG = ("prompt tuning", "p-tuning", "one by one", "evaluated", "SFT", "after disable_adapter")
 RIGHT = ("not the first", "LoRA", "prefix tuning", "without PEFT", "GPT-2", "own count", "own compute_loss")
 LEFT = ("own class", "compute_loss_func", "a hook", "a forward hook")
 #: Rows of 5, 6, 7 and 8 labels that count; four rows of 5 for SFT.
@@ -22,7 +22,7 @@ RULE_COVERAGE = {
     "known": "test_all_others_stay",
     "no new blocking": "because it reads a rank's model: no lock, no collective",
     "bit for bit": "test_all_others_stay",
-    "as released": "test_all_others_stay",
+    "as released": ("test_all_others_stay", "test_a_disabled_adapter_has_no_virtual_tokens"),
 }
 #: float32 against float64.
 TOLERANCE = 1e-5
@@ -57,6 +57,17 @@ def test_with_it_the_gradient_is_that_of_the_tokens_that_are_predicted(report, n
 def test_an_evaluation_has_the_same_divisor(report):
     before, after = (report[state]["evaluated"]["evaluated"] for state in ("before", "after"))
     assert before / after == pytest.approx(PREDICTED / COUNTED, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["after disable_adapter", "after disable_adapter, over LoRA"])
+def test_a_disabled_adapter_has_no_virtual_tokens(report, name):
+    before, after = (report[state][name]["times of the base model"] for state in ("before", "after"))
+    assert after == before == pytest.approx(1, rel=TOLERANCE)
+
+
+def test_mixed_precision_is_no_forward_of_ones_own(report):
+    before, after = (report[state]["bf16"]["times"] for state in ("before", "after"))
+    assert before / after == pytest.approx(PREDICTED / COUNTED, rel=1e-2)
 
 
 def test_all_others_stay(report):

@@ -12,7 +12,7 @@ import torch
 import trl
 
 from rlhf_patches.patches.trl.proofs import small
-from rlhf_patches.patches.trl.proofs.dropout_ratio_ranks import CASES, GRPO, NAME, TWICE, TWO, Recorded, trained
+from rlhf_patches.patches.trl.proofs.dropout_ratio_ranks import AHEAD, CASES, GRPO, NAME, TWICE, TWO, Recorded, trained
 from rlhf_patches.proving import states
 
 
@@ -65,10 +65,14 @@ def of(kind: type) -> Callable[..., Any]:
     return make
 
 
-def with_an_engine(*args: Any, **settings: Any) -> Any:
-    trainer = small.rollouts(*args, **settings)
-    trainer.use_vllm, trainer._last_loaded_step, trainer.vllm_generation = True, 0, Engine()
-    return trainer
+def with_an_engine(corrected: bool, mode: str = "token_truncate") -> Callable[..., Any]:
+    def make(*args: Any, **settings: Any) -> Any:
+        trainer = small.rollouts(*args, **settings)
+        trainer.use_vllm, trainer._last_loaded_step, trainer.vllm_generation = True, 0, Engine()
+        trainer.vllm_importance_sampling_correction, trainer.vllm_importance_sampling_mode = corrected, mode
+        return trainer
+
+    return make
 
 
 def with_an_assigned_loss(*args: Any, **settings: Any) -> Any:
@@ -126,7 +130,10 @@ HOW: dict[str, tuple[dict[str, Any], Callable[..., Any], Run | None]] = {
     "own loop": ({"num_iterations": 2}, small.rollouts, own_loop),
     "own rewards": ({}, of(Rewarded), None),
     "train() again": ({**TWICE, "max_steps": 1}, small.rollouts, again),
-    "engine": ({**GRPO, "kind": "GRPO"}, with_an_engine, None),
+    "engine": ({**GRPO, "epsilon": 10.0}, with_an_engine(True), None),
+    "engine, clipped": (GRPO, with_an_engine(True, "sequence_truncate"), None),
+    "engine, VESPO": ({**GRPO, "loss_type": "vespo"}, with_an_engine(True), None),
+    "engine, not corrected": ({**GRPO, **AHEAD}, with_an_engine(False), None),
 }
 
 

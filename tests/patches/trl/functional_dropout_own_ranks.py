@@ -14,6 +14,7 @@ from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from transformers.models.llama.modeling_llama import LlamaAttention
 from trl.trainer import utils
 
+from rlhf_patches.patches.trl._functional_dropout import is_left_on
 from rlhf_patches.patches.trl.proofs.functional_dropout_ranks import NAME, llama
 from rlhf_patches.proving import states
 
@@ -86,6 +87,7 @@ MODELS: dict[str, Any] = {
     "assigned, on several devices": lambda: with_attention(assigned_and_hooked),
     "no number": lambda: with_attention(with_a_number(None)),
     "a tensor": lambda: with_attention(with_a_number(torch.tensor(0.1))),
+    "Falcon": lambda: FORWARDS["Falcon"](),
     "own module": lambda: torch.nn.Sequential(Own(), torch.nn.MultiheadAttention(4, 2, dropout=0.1)),
 }
 
@@ -111,6 +113,9 @@ FORWARDS: dict[str, Any] = {
             **TINY, intermediate_size=32, num_key_value_heads=2, residual_dropout=0.1, embedding_dropout=0.1
         )
     ),
+    "GPTBigCode": lambda: transformers.GPTBigCodeForCausalLM(
+        transformers.GPTBigCodeConfig(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=64)
+    ),
     "Falcon": lambda: transformers.FalconForCausalLM(transformers.FalconConfig(**TINY, **RATES)),
     "Persimmon": lambda: transformers.PersimmonForCausalLM(
         transformers.PersimmonConfig(**TINY, intermediate_size=32, **RATES)
@@ -130,11 +135,12 @@ def repeats(make: Any) -> bool:
 
 def observe() -> dict[str, Any]:
     found: dict[str, Any] = {"repeats": {name: repeats(make) for name, make in FORWARDS.items()}}
+    found["met"] = {name: is_left_on(make()) for name, make in FORWARDS.items()}
     for name, make in MODELS.items():
         model = make()
         utils.disable_dropout_in_model(model)
         modules = [vars(module) for module in model.modules()]
-        names = ("dropout", "attention_dropout", "p")
+        names = ("dropout", "attention_dropout", "hidden_dropout", "p")
         found[name] = [str(each[key]) for each in modules for key in names if key in each]
     return found
 

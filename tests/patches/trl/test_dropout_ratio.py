@@ -26,6 +26,7 @@ RULE_COVERAGE = {
     "bit for bit": ("test_what_was_right_is_the_same_bit_for_bit", "test_evaluation_is_the_same"),
     "outside `train()`": "test_what_a_user_has_changed_is_as_released",
     "stay as released": "test_later_steps_of_a_generation_are_as_released",
+    "stays as released": "test_with_importance_weights_of_an_engine_it_is_as_released",
     "The patch does not change": "test_what_a_user_has_changed_is_as_released",
 }
 WORKER = "rlhf_patches.patches.trl.proofs.dropout_ratio_ranks"
@@ -33,7 +34,8 @@ USERS = "tests.patches.trl.dropout_ratio_own_ranks"
 SAME = ("RLOO, none", "RLOO, disabled", "GRPO, equal")
 LATER = ("RLOO, steps ahead", "RLOO, iterations", "RLOO, evaluated", "GRPO, steps ahead", "GRPO, iterations")
 """Of two steps, the second one has another policy than the generation."""
-REPAIRED = ("own rewards", "engine", "train() again")
+CORRECTED = ("engine", "engine, clipped", "engine, VESPO")
+REPAIRED = ("own rewards", "engine, not corrected", "train() again")
 ROUNDING = 1e-5
 """Forward and backward in float32, of a model of two layers at most; seen are 6e-7."""
 exhaustive = pytest.mark.exhaustive
@@ -113,7 +115,7 @@ def users(run_ranks):
     return found
 
 
-@pytest.mark.parametrize("case", [case for case in HOW if case not in REPAIRED])
+@pytest.mark.parametrize("case", [case for case in HOW if case not in (*REPAIRED, *CORRECTED)])
 def test_what_a_user_has_changed_is_as_released(users, case):
     assert users["after"][case] == users["before"][case]
     assert users["before"][case]["steps"][0]["error"] > 0.05
@@ -125,9 +127,17 @@ def test_completions_of_an_earlier_train_have_another_policy(users):
     assert after[1] == before[1]
 
 
-@pytest.mark.parametrize("case", ["own rewards", "engine"])
+@pytest.mark.parametrize("case", CORRECTED)
+def test_with_importance_weights_of_an_engine_it_is_as_released(users, case):
+    assert users["after"][case] == users["before"][case]
+
+
+def test_where_nothing_is_clipped_the_released_weight_is_that_of_the_loss(users):
+    assert users["before"]["engine"]["steps"][0]["error"] < ROUNDING
+
+
+@pytest.mark.parametrize("case", ["own rewards", "engine, not corrected"])
 def test_other_methods_of_a_user_and_an_engine_change_nothing(users, case):
-    """With an engine, the loss has its importance weights besides."""
     assert is_right(users["after"], case)
     assert users["before"][case]["steps"][0]["error"] > 0.05
 

@@ -20,6 +20,10 @@ RULE_COVERAGE = {
     "known": "test_modules_of_others_are_as_released",
     "The model's config stays as it is": "test_the_config_stays",
     "bit for bit": "test_other_models_and_a_kept_dropout_are_the_same",
+    "They stay as released": (
+        "test_modules_of_others_are_as_released",
+        "test_a_model_that_reads_its_config_is_no_repaired_one",
+    ),
     "never changed": "test_modules_of_others_are_as_released",
 }
 WORKER = "rlhf_patches.patches.trl.proofs.functional_dropout_ranks"
@@ -92,11 +96,18 @@ def test_forwards_in_training_are_equal(users):
     assert {name for name, same in users["after"]["repeats"].items() if not same} == {"Falcon", "Persimmon"}
 
 
+def test_a_model_that_reads_its_config_is_no_repaired_one(users):
+    met = users["before"]["met"]
+    assert [name for name, is_met in met.items() if is_met is not True] == ["Falcon", "Persimmon"]
+    assert met["Falcon"] is met["Persimmon"] is None
+    assert "0.1" in users["before"]["Falcon"]
+
+
 def test_modules_of_others_are_as_released(users):
     before, after = users["before"], users["after"]
     assert before["released"] == ["0.1", "0.1"]
     assert after["released"] == after["on several devices"] == ["0.0", "0.0"]
-    for name in set(before) - {"released", "on several devices", "repeats"}:
+    for name in set(before) - {"released", "on several devices", "repeats", "met"}:
         assert after[name] == before[name], name
     assert before["own module"] == ["0.1", "0", "0.1"], "of which TRL sets the Dropout"
 
