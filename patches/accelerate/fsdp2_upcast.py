@@ -67,7 +67,10 @@ rebinds the loop's variable and not the model's parameter. 1.12.0 called `model.
 The patch casts parameters that require a gradient before the model is sharded, as in 1.14.0, and before its state is
 kept for `cpu_ram_efficient_loading`. Frozen and float64 parameters, and a model with 4-bit parameters, keep their
 type. The loop after `fully_shard` then has nothing to cast, so the patch logs the warning. Parameters, gradients and
-the optimizer's state take as much memory as in 1.12.0 and 1.14.0: twice that of bfloat16.""",
+the optimizer's state take as much memory as in 1.12.0 and 1.14.0: twice that of bfloat16.
+
+Modules in `ignored_modules` are cast too if they are trainable, as in 1.15.0. FSDP2 does not cast their inputs, so such
+a module raises if it gets bfloat16. Freeze it before `prepare`, or cast its inputs to float32 in its forward.""",
     changes_numbers="""\
 accelerate 1.13.0 trained bfloat16 parameters while every other release trains float32: most updates of a small
 learning rate were lost. With the patch such a run learns more from the same number of steps, and needs twice the

@@ -53,7 +53,9 @@ From 0.16.0 to 0.18.2, gradients of pipelines, and of micro-batches in `no_sync(
 times too large. With the patch, their norms fall by that factor. Adam's steps hardly change if clipping is inactive. If
 you tuned the learning rate or the clipping threshold of a run without the patch (SGD, or clipping that was always
 active), check both again. If only some micro-batches are in `no_sync()`, all have the same weight now. Remove code
-inside `no_sync()` that divides by the steps itself to compensate. Training can continue from checkpoints.""",
+inside `no_sync()` that divides by the steps itself to compensate. If the `loss_fn` of a `PipelineModule` divides by the
+number of micro-batches, remove this division too: with it and the patch the gradient is N times too small. Training can
+continue from checkpoints.""",
     references=("https://github.com/deepspeedai/DeepSpeed/pull/6675",),
     variants=(
         Variant(

@@ -24,7 +24,13 @@ anything to add to. `averaged_gradients` is filled at the end of a step, so each
 it.""",
     repair="""\
 The patch checks `all_grad_tensors`, as 0.18.3 does. `all_grad_tensors` is emptied at the end of a step, so the next
-step starts with its own first micro-batch.""",
+step starts with its own first micro-batch.
+
+A second `backward` at the boundary before `step()` raises a `TypeError` as without the patch. A `backward` whose
+gradients are discarded (`set_gradient_accumulation_boundary(False)`, `backward`, `zero_grad()`) counts with the patch,
+since `zero_grad()` does not empty `all_grad_tensors`; without the patch the next `backward` replaces it. If your code
+discards gradients so, and each step has one other micro-batch, disable the patch: the bug does not affect such a run
+(`RLHF_PATCHES_DISABLE=deepspeed-zero2-accumulation`).""",
     changes_numbers="""\
 DeepSpeed 0.17.6 to 0.18.2 trained ZeRO-2 on the last of a step's N micro-batches, divided by N. With the patch,
 gradient norms rise (by a factor of N if the micro-batches agree) to what ZeRO-3 and other releases log. If you tuned a
@@ -44,7 +50,7 @@ noise. Checkpoints reflect the gradients they were trained on; training can cont
                         "DeepSpeedZeroOptimizer.independent_gradient_partition_epilogue"
                     ),
                     pattern="not i in self.averaged_gradients or self.averaged_gradients[i] is None",
-                    replacement="i not in self.all_grad_tensors or self.all_grad_tensors[i] is None",
+                    replacement="self.all_grad_tensors.get(i) is None and self.averaged_gradients.get(i) is None",
                     alongside=("self.all_grad_tensors[i] = None", "accumulated_grad.add_(new_avg_grad)"),
                 ),
             ),

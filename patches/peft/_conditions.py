@@ -11,12 +11,15 @@ from . import layers_to_transform
 _LAST, _NOT_AN_EXPERT = (
     re.compile(ast.literal_eval(each)) for each in (layers_to_transform._LAST, layers_to_transform._NOT_AN_EXPERT)
 )
+_EXPERT_OF_FIRST = re.compile(r"[^.]*\.(\d+)\.(?:.*\.)?\w*experts\.(\d+)\.")
+"""A name that begins with the layers: neither expression sees their number, and the patch does not repair it."""
 
 
 def taken_for_another_layer(config: Any, key: str) -> bool | None:
     """Whether a module that the configuration targets is adapted, or not, because of its expert's number.
 
-    None if the configuration excludes the module, which PEFT looks at first.
+    None if the configuration excludes the module, which PEFT looks at first, and for a wrong module that the patch does
+    not repair.
     """
     try:
         layers = config.layers_to_transform
@@ -25,10 +28,18 @@ def taken_for_another_layer(config: Any, key: str) -> bool | None:
         if key in config.target_modules or not key.endswith(tuple(f".{name}" for name in config.target_modules)):
             return False
         numbers = {int(found[1]) for found in (_LAST.match(key), _NOT_AN_EXPERT.match(key)) if found}
-        selected = {number == layers if isinstance(layers, int) else number in layers for number in numbers}
-        return False if len(selected) < 2 else None if _is_excluded(config, key) else True
+        if len(_selected(layers, numbers)) == 2:
+            return None if _is_excluded(config, key) else True
+        first = _EXPERT_OF_FIRST.match(key)
+        # Of these two numbers the expert's counts.
+        unrepaired = first and numbers == {int(first[2])} and len(_selected(layers, {*map(int, first.groups())})) == 2
+        return None if unrepaired else False
     except (AttributeError, TypeError, re.error):  # such as that of a tuner without these settings
         return None
+
+
+def _selected(layers: Any, numbers: set[int]) -> set[bool]:
+    return {number == layers if isinstance(layers, int) else number in layers for number in numbers}
 
 
 def _is_excluded(config: Any, key: str) -> bool:

@@ -34,7 +34,8 @@ The patch uses the last number that does not follow `experts`, or another name t
 (`net.members.0.layers.2.q_proj`), and in T5, whose sub-layer counts. So do names that have no number but an expert's,
 and names that `layers_pattern` matches.
 
-Not repaired: an expert that has numbered parts itself.
+Not repaired: an expert that has numbered parts itself, and names that begin with the layers, as in a model without a
+head (`layers.0.mlp.experts.1.up_proj`). There the number of the expert counts, as without the patch.
 
 An adapter that was trained with the bug has weights for other modules than with the patch: on loading, PEFT reports
 which keys are missing or unexpected, as 0.20.0 does. Load it with the patch off:

@@ -60,9 +60,12 @@ every weight of the model is present with its shape, or is tied to one that is. 
 nothing changes.
 
 For models whose weights are saved without conversion the patch compares the names once, and nothing changes. The same
-holds for models that are not transformers' own classes (a PEFT model, a compiled one), for weights split over ranks as
-DTensors, and for pickled shards. Under FSDP and DeepSpeed the trainer loads what these have saved, unconverted: the
+holds for models that do not inherit from `PreTrainedModel` (a PEFT model, a compiled one), for weights split over ranks
+as DTensors, and for pickled shards. Under FSDP and DeepSpeed the trainer loads what these have saved, unconverted: the
 bug does not occur.
+
+A class of yours that inherits from a transformers model counts as one, and its weights are converted and loaded too. If
+its own `load_state_dict` leaves experts or routers out on purpose and ignores the names on the Hub, disable the patch.
 
 The checkpoints are complete and need no repair. If you have resumed a run without the patch, resume it again.""",
     references=(

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from .. import _released
-from . import _window, dpo_liger_settings
+from . import _liger_loss, _window, dpo_liger_settings
 
 
 def part_of_a_generation(self: Any) -> float | bool | None:
@@ -33,9 +33,11 @@ def masks_truncated(self: Any) -> bool | None:
     return None if _window.replaced_in_grpo(self) else True
 
 
-def has_tools(inputs: Any) -> bool:
-    """Whether a batch marks the tokens of tools."""
-    return "tool_mask" in inputs
+def has_tools(self: Any, inputs: Any) -> bool | None:
+    """Whether a batch marks the tokens of tools; None if the loss may mask them itself, or there is none to mask."""
+    if inputs.get("tool_mask") is None:
+        return False
+    return None if _liger_loss.other(self) else True
 
 
 def micro_batches(self: Any) -> float | bool | None:

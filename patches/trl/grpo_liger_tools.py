@@ -7,16 +7,27 @@ from typing import Any
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
+from .. import _released
+from . import _liger_loss
 
-def of_the_model(loss: Callable[..., Any], inputs: Mapping[str, Any]) -> Callable[..., Any]:
-    """Liger's ``loss`` over the completion tokens ``[B, T]`` that the model wrote; without tools ``loss`` itself.
+_NAME = "trl-grpo-liger-tools"
+
+
+def of_the_model(trainer: Any, inputs: Mapping[str, Any]) -> Callable[..., Any]:
+    """Liger's loss over the completion tokens ``[B, T]`` that the model wrote; without tools the trainer's loss itself.
 
     Args:
-        loss: takes the mask of its tokens as ``attention_mask``, by name.
+        trainer: its ``liger_grpo_loss`` takes the mask of its tokens as ``attention_mask``, by name. Another loss than
+            Liger's own may mask the tools itself, and stays.
         inputs: the batch. ``tool_mask`` is 0 for tokens of a tool or an environment.
     """
+    loss: Callable[..., Any] = trainer.liger_grpo_loss
     tool_mask = inputs.get("tool_mask")
     if tool_mask is None:
+        return loss
+    other = _liger_loss.other(trainer)
+    if other:
+        _released.left(_NAME, other)
         return loss
 
     def computed(*args: Any, attention_mask: Any, **kwargs: Any) -> Any:
@@ -26,7 +37,7 @@ def of_the_model(loss: Callable[..., Any], inputs: Mapping[str, Any]) -> Callabl
 
 
 PATCH = Patch(
-    name="trl-grpo-liger-tools",
+    name=_NAME,
     summary="GRPO with Liger's loss does not train on tool results",
     harm="wrong gradient",
     affects_rollouts=True,
@@ -42,7 +53,8 @@ mean over their tokens too. `kl` and `clip_ratio` count them. No error.""",
 masked with `tool_mask` as well.""",
     repair="""\
 The patch passes the product of both masks to Liger, as in 0.29.0. The model attends to tool results as before. Without
-tools Liger gets the very arguments that TRL passes.""",
+tools Liger gets the very arguments that TRL passes. So does a loss of your own in place of `trainer.liger_grpo_loss`,
+or Liger's in a `compute_liger_loss` of your own: it may mask tool results itself.""",
     changes_numbers="""\
 Since TRL 0.26.0, GRPO with Liger and tools trained on tool results, and divided by the number of their tokens too.
 With the patch loss, gradient norm and KL divergence cover only the model's own tokens, and are not comparable with
@@ -55,7 +67,7 @@ earlier values.""",
                 Rewrite(
                     target="trl.trainer.grpo_trainer:GRPOTrainer.compute_liger_loss",
                     pattern="self.liger_grpo_loss",
-                    replacement="$OF_THE_MODEL(self.liger_grpo_loss, inputs)",
+                    replacement="$OF_THE_MODEL(self, inputs)",
                     inside="self.liger_grpo_loss($$$)",
                     alongside=('inputs["completion_mask"]',),
                     unless=("loss_mask",),

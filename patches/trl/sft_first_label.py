@@ -63,7 +63,8 @@ PATCH = Patch(
 modeling data: loss and gradient include one extra target per example or document, the first token of whatever follows
 in the batch. The effect grows as examples get shorter; if all examples begin with the same token, the model soon learns
 to predict it after each end. In 0.22.2 and 0.23.0 with `padding_free` and `pad_to_multiple_of`, examples also attend to
-the examples before them. No error. Prompt-completion data is not affected.""",
+the examples before them. No error. Prompt-completion data is not affected, unless `completion_only_loss=False`, or the
+`completion_mask` of an example's first token is 1.""",
     cause="""\
 The collator concatenates all examples of a batch into one row. The labels of that row are its tokens, including the
 first token of each example, and a causal model's loss compares each token's prediction with the next label. In 0.22.2
@@ -73,10 +74,10 @@ mask and not by the positions.""",
 In such rows the patch sets the labels to -100 where positions restart, as 0.23.1 does. Loss, gradient and the number of
 tokens that divides them then equal those of the separate examples. In 0.22.2 and 0.23.0 the patch sets the mask of rows
 with positions and `pad_to_multiple_of` to ones, as for rows without padding, so the positions decide; `num_tokens`
-includes the padding. Padded batches, completions, and attention other than FlashAttention stay bit for bit identical.
-So do a data set's own `labels`, if any of them differs from the token at its place: they may be shifted already. Not
-repaired: `padding_free` and packing without FlashAttention. With these settings examples attend to each other in these
-releases, and TRL warns.""",
+includes the padding. Padded batches, completions that follow a prompt (unless `completion_only_loss=False`), and
+attention other than FlashAttention stay bit for bit identical. So do a data set's own `labels`, if any of them differs
+from the token at its place: they may be shifted already. Not repaired: `padding_free` and packing without
+FlashAttention. With these settings examples attend to each other in these releases, and TRL warns.""",
     changes_numbers="""\
 Since TRL 0.19.0, SFT with FlashAttention, and padding_free or packing, trained on one wrong target per document. With
 the patch loss and gradient are means over different tokens, and are not comparable with earlier values; a resumed run

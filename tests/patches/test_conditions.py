@@ -37,6 +37,7 @@ def of_module(name, *methods):
 
 
 LINEAR = of_module("megatron.core.extensions.transformer_engine")
+LIGER_LOSS = of_module("liger_kernel.chunked_loss.grpo_loss", "forward")
 LIGER = {"use_liger_kernel": True}
 WARMUP = of_module("deepspeed.runtime.lr_schedules", "__init__")
 BALANCED = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 1e-2}
@@ -243,8 +244,10 @@ OF_VERL = [
         ("trl._conditions:masks_truncated", [Has(**{**GRPO, "loss_type": "bnpo"})], False),
         ("trl._conditions:masks_truncated", [Has(**{**GRPO, "mask_truncated_completions": False})], False),
         ("trl._conditions:masks_truncated", [Has(**{**GRPO, "use_liger_kernel": True})], False),
-        ("trl._conditions:has_tools", [{"tool_mask": 1}], True),
-        ("trl._conditions:has_tools", [{}], False),
+        ("trl._conditions:has_tools", [Has(liger_grpo_loss=LIGER_LOSS), {"tool_mask": 1}], True),
+        ("trl._conditions:has_tools", [Has(liger_grpo_loss=len), {"tool_mask": 1}], None),
+        ("trl._conditions:has_tools", [Has(), {}], False),
+        ("trl._conditions:has_tools", [Has(), {"tool_mask": None}], False),
         ("trl._conditions:micro_batches", [online(4)], 4.0),
         ("trl._conditions:micro_batches", [online(4, "DEEPSPEED")], False),
         ("trl._conditions:micro_batches", [online(4, by_accelerate=4)], False),

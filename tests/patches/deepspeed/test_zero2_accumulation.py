@@ -13,6 +13,7 @@ RULE_COVERAGE = {
     "no side effects": "because one condition in the optimizer's own epilogue asks another of its own dictionaries",
     "backward compatible": "test_with_it_all_micro_batches_count",
     "no new blocking": "because each rank adds to its own gradients; no lock, no collective",
+    "as without the patch": "test_two_backward_calls_at_the_boundary_are_refused_as_by_the_release",
     "does not repair another defect": "because the patch does not change the buckets of `contiguous_gradients: false`",
 }
 CASES = zero2_accumulation_ranks.CASES
@@ -64,6 +65,14 @@ def test_reverted_it_is_deepspeed_s_own_again(reports):
     for report in reports[CORE[0]]:
         for case in CORE:
             assert report["reverted"][case] == report["before"][case]
+
+
+def test_two_backward_calls_at_the_boundary_are_refused_as_by_the_release(run_ranks):
+    """The gradient of the first would be lost."""
+    worker = "tests.patches.deepspeed.zero2_accumulation_twice_ranks"
+    for report in run_ranks(worker, levels=beside("deepspeed-0.18.2", "deepspeed")):
+        assert (report["version"], report["status"]) == ("0.18.2", "applied")
+        assert report["before"] == report["after"] == report["reverted"] == "'NoneType' object is not iterable"
 
 
 @pytest.mark.parametrize(("case", "affected"), [("by hand", True), ("ZeRO-1", False)])

@@ -73,6 +73,12 @@ def test_an_adapter_that_was_trained_with_the_bug_is_told_apart(found):
         ("model.layers.0.mlp.experts.1.up_proj", {"modules_to_save": ["experts"]}, None),
         ("model.layers.0.mlp.experts.1.up_proj", {"modules_to_save": ["lm_head"]}, True),
         ("model.layers.0.mlp.up_proj", {}, False),
+        ("layers.0.mlp.experts.1.up_proj", {}, None),
+        ("layers.1.block_sparse_moe.experts.0.up_proj", {}, None),
+        ("layers.1.experts.0.up_proj", {}, None),
+        ("layers.1.mlp.experts.1.up_proj", {}, False),
+        ("layers.0.mlp.experts.2.up_proj", {}, False),
+        ("layers.0.blocks.1.up_proj", {}, False),
         ("up_proj", {}, False),
     ],
 )

@@ -22,6 +22,9 @@ CASES: dict[str, dict[str, Any]] = {
     "tools, bnpo": {"loss_type": "bnpo"},
     "no tools": {"tools": False},
     "tools, without Liger": {"use_liger_kernel": False},
+    "tools, own loss": {"own": "loss"},
+    "tools, own forward": {"own": "forward"},
+    "tools, own compute": {"own": "compute"},
 }
 
 
@@ -55,7 +58,7 @@ def by_the_formula(model: Any, batch: dict[str, torch.Tensor], loss_type: str) -
 def trained(case: str, out: Path) -> dict[str, Any]:
     """How far the gradient is from the formula's, by its norm."""
     settings = {"use_liger_kernel": True, "loss_type": "grpo", **CASES[case]}
-    tools = settings.pop("tools", True)
+    tools, own = settings.pop("tools", True), settings.pop("own", "")
 
     def rewards(completions: list[str], **_: Any) -> list[float]:
         return [float(at) for at, _ in enumerate(completions)]
@@ -65,6 +68,7 @@ def trained(case: str, out: Path) -> dict[str, Any]:
     )
     if settings["use_liger_kernel"]:
         trainer.liger_grpo_loss.compiled = False
+    replaced(trainer, own)
     model = trainer.model.double()
     trainer.current_gradient_accumulation_steps = 1
     model.train()
@@ -84,6 +88,28 @@ def trained(case: str, out: Path) -> dict[str, Any]:
         "loss": float(loss).hex(),
         "gradient": [float(value).hex() for value in found[:50]],
     }
+
+
+class OwnLoss:
+    """A user's loss: it calls Liger's with the mask that it gets."""
+
+    def __init__(self, loss: Any) -> None:
+        self.loss = loss
+
+    def __call__(self, *args: Any, attention_mask: torch.Tensor, **kwargs: Any) -> Any:
+        return self.loss(*args, attention_mask=attention_mask, **kwargs)
+
+
+def replaced(trainer: Any, own: str) -> None:
+    """A function of the user's in place of Liger's loss, of its forward, or of the trainer's method around it."""
+    if own == "loss":
+        trainer.liger_grpo_loss = OwnLoss(trainer.liger_grpo_loss)
+    elif own == "forward":
+        theirs = trainer.liger_grpo_loss.forward
+        trainer.liger_grpo_loss.forward = lambda *args, **kwargs: theirs(*args, **kwargs)
+    elif own == "compute":
+        calls = trainer.compute_liger_loss
+        trainer.compute_liger_loss = lambda *args, **kwargs: calls(*args, **kwargs)
 
 
 def without_optional_packages() -> None:

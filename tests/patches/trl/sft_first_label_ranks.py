@@ -141,6 +141,12 @@ def collated() -> dict[str, Any]:
     # Each trained label is the token at its place, by chance.
     alike = collate([{"input_ids": [4, 4, 4], "labels": [4, 4, -100]}, {"input_ids": [9, 9], "labels": [9, -100]}])
     found["shifted, of one word"] = {key: value.tolist() for key, value in alike.items()}
+    answers = [{"input_ids": ids, "completion_mask": [0, *[1] * (len(ids) - 1)]} for ids in tokens]
+    found["completions"] = {key: value.tolist() for key, value in collate(answers).items()}
+    alone = [{"input_ids": ids, "completion_mask": [1] * len(ids)} for ids in tokens]
+    found["completions without a prompt"] = {key: value.tolist() for key, value in collate(alone).items()}
+    whole = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True, completion_only_loss=False)
+    found["prompts too"] = {key: value.tolist() for key, value in whole(answers).items()}
     collate = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True, pad_to_multiple_of=8)
     found["padded"] = {key: value.tolist() for key, value in collate([{"input_ids": ids} for ids in tokens]).items()}
     return found

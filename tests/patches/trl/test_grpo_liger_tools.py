@@ -17,11 +17,13 @@ RULE_COVERAGE = {
     "backward compatible": "test_what_was_right_is_the_same_bit_for_bit",
     "no new blocking": "because it is a product on one rank: no lock, no collective",
     "the very arguments": "test_what_was_right_is_the_same_bit_for_bit",
+    "may mask tool results itself": "test_what_is_the_users_own_stays",
     "as before": "test_tokens_of_tools_are_left_out",
 }
 WORKER = "tests.patches.trl.grpo_liger_tools_ranks"
 WRONG = ("tools", "tools, bnpo")
 SAME = ("no tools", "tools, without Liger")
+OWN = ("tools, own loss", "tools, own forward", "tools, own compute")
 #: Both in float64, but for Liger's softmax, which it computes in float32.
 ROUNDING = 1e-5
 
@@ -63,6 +65,17 @@ def test_tokens_of_tools_are_left_out(report):
 def test_what_was_right_is_the_same_bit_for_bit(report, case):
     assert report["before"][case] == report["after"][case] == report["reverted"][case]
     assert report["before"][case]["error"] < ROUNDING
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_what_is_the_users_own_stays(report, case):
+    """It may mask the tokens of tools itself, so it gets the mask that TRL passes."""
+    assert report["before"][case] == report["after"][case] == report["reverted"][case]
+
+
+def test_a_run_is_told_of_liger_s_own_loss_alone(report):
+    assert report["reached"]["held"] == len(WRONG)
+    assert report["reached"]["calls"] == report["reached"]["asked"] + len(OWN)
 
 
 @pytest.mark.exhaustive

@@ -20,6 +20,7 @@ RULE_COVERAGE = {
     "no side effects": "because labels of the batch that is being made get another value, in a new tensor",
     "backward compatible": ("test_what_was_right_is_the_same_bit_for_bit", "test_a_batch_keeps_what_was_right_in_it"),
     "no new blocking": "because it makes a batch from its examples; no lock, no collective",
+    "unless `completion_only_loss=False`": "test_completions_are_affected_where_their_first_token_is_trained",
     "stay bit for bit": "test_what_was_right_is_the_same_bit_for_bit",
 }
 WORKER = "tests.patches.trl.sft_first_label_ranks"
@@ -92,6 +93,15 @@ def test_a_batch_keeps_what_was_right_in_it(trained):
         "labels": [[-100, 4, 5, -100, 9, -100, -100, -100]],
     }
     assert found["after"]["copied"]["labels"] == [[-100, 4, 5, -100, 9]]
+
+
+def test_completions_are_affected_where_their_first_token_is_trained(trained):
+    found = trained("0.23.0", *WRONG, *SAME)["batches"]
+    for case in ("completions without a prompt", "prompts too"):
+        assert found["before"][case]["labels"] == found["reverted"][case]["labels"] == [[3, 4, 5, 8, 9]]
+        assert found["after"][case] == {**found["before"][case], "labels": [[-100, 4, 5, -100, 9]]}
+    assert found["before"]["completions"]["labels"] == [[-100, 4, 5, -100, 9]]
+    assert found["after"]["completions"] == found["before"]["completions"]
 
 
 @pytest.mark.exhaustive
