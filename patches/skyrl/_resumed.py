@@ -16,4 +16,6 @@ def epoch_to_continue(trainer: Any, epoch: int) -> int:
     """
     if epoch and trainer.cfg.trainer.algorithm.dynamic_sampling.type is not None:
         return epoch
-    return to_continue(NAME, epoch, trainer.global_step, trainer.train_dataloader)
+    step, steps = trainer.global_step, trainer.total_training_steps
+    finished = epoch >= trainer.cfg.trainer.epochs or (steps is not None and step >= steps)
+    return to_continue(NAME, epoch, step, trainer.train_dataloader, finished=finished)

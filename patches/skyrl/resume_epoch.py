@@ -28,10 +28,10 @@ If the loader continues from a state without a batch left, and the number of ste
 starts one epoch earlier. The loader then ends that epoch without a batch, and the next one has all its batches. Their
 order is not that of an uninterrupted run, as after a resume within an epoch: torchdata's iterators draw from the
 generator of the order. Callbacks (0.3.0, 0.4.0) see the old epoch begin and end once more, without a step. Runs that
-do not resume, or resume from another step, are not affected. Neither are runs with dynamic sampling, where a step
-takes several batches; runs whose checkpoint has no state of a loader, or the state of another number of batches per
-epoch; and trainers whose loader is not torchdata's own class, or that have their own `train`, such as
-FullyAsyncRayPPOTrainer.""",
+do not resume, that resume from another step, or that have no step left are not affected. Neither are runs with dynamic
+sampling, where a step takes several batches; runs whose checkpoint has no state of a loader, or the state of another
+number of batches per epoch; and trainers whose loader or sampler is not a class of torch or torchdata, or that have
+their own `train`, such as FullyAsyncRayPPOTrainer.""",
     changes_numbers="""\
 Since SkyRL 0.1.0, a run that resumed from the last step of an epoch was trained for one epoch less. To train the
 missing epoch, resume again from the checkpoint before it.""",

@@ -56,7 +56,8 @@ layers and models, training without checkpointing or with `use_reentrant=False`,
 bit what they are.
 
 Not repaired: your own attention in place of the release's; layers that torch's own `checkpoint_wrapper` wraps with
-`CheckpointImpl.REENTRANT`; a model that accelerate distributes over several devices (`device_map`); a call with `return_shared_kv_states=True`, which returns the dictionary.""",
+`CheckpointImpl.REENTRANT`; a model that accelerate distributes over several devices (`device_map`); a call with
+`return_shared_kv_states=True`, which returns the dictionary.""",
     references=("https://docs.pytorch.org/docs/stable/checkpoint.html",),
     variants=(
         Variant(Guard("transformers", ">=5.5.2,<5.6.0"), _kept(_GEMMA_4)),

@@ -7,6 +7,8 @@ from typing import Any
 from .._epochs import to_continue
 
 
-def epoch_to_continue(epoch: int, step: int, loader: Any) -> int:
-    """The epoch whose batches the loader yields next, of ``step // len(loader)`` and the one before."""
-    return to_continue("verl-resume-epoch", epoch, step, loader)
+def epoch_to_continue(trainer: Any, epoch: int, step: int) -> int:
+    """The epoch whose batches the trainer's loader yields next: ``epoch`` or the one before."""
+    steps = getattr(trainer, "total_training_steps", None)
+    finished = epoch >= trainer.config.trainer.total_epochs or (steps is not None and step >= steps)
+    return to_continue("verl-resume-epoch", epoch, step, trainer.train_dataloader, finished=finished)

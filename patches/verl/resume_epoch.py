@@ -12,7 +12,7 @@ def _sft(module: str, trainer: str = "SFTTrainer") -> Rewrite:
     return Rewrite(
         target=f"verl.trainer.{module}:{trainer}.fit",
         pattern="start_epoch = global_step // self.steps_per_epoch",
-        replacement="start_epoch = $CONTINUED(global_step // self.steps_per_epoch, global_step, self.train_dataloader)",
+        replacement="start_epoch = $CONTINUED(self, global_step // self.steps_per_epoch, global_step)",
         alongside=("global_step = self.resume_global_step", _LOOP.format("start_epoch")),
         uses=_USES,
     )
@@ -23,7 +23,7 @@ def _ppo(target: str, *unless: str) -> Rewrite:
     return Rewrite(
         target=f"verl.trainer.{target}.fit",
         pattern=f"current_epoch = {epoch}",
-        replacement=f"current_epoch = $CONTINUED({epoch}, self.global_steps, self.train_dataloader)",
+        replacement=f"current_epoch = $CONTINUED(self, {epoch}, self.global_steps)",
         alongside=("self._load_checkpoint()", _LOOP.format("current_epoch")),
         unless=unless,
         uses=_USES,
@@ -56,10 +56,11 @@ the next epoch's. So the iteration that ends the old epoch is taken for the new 
     repair="""\
 If the loader continues from a state without a batch left, and the number of steps is that of whole epochs, the loop
 starts one epoch earlier. The loader then ends that epoch without a batch, and the next one has the samples, in the
-order, of an uninterrupted run. Runs that do not resume, or resume from another step, are not affected. Neither are runs
-whose checkpoint has no state of a loader, or the state of another number of batches per epoch, and trainers whose
-loader is not torchdata's own class. Not repaired: RayPPOTrainer from 0.8.0 on, which trains that epoch in the first
-epoch's order.""",
+order, of an uninterrupted run. Runs that do not resume, that resume from another step, or that have no step left are
+not affected. Neither are runs whose checkpoint has no state of a loader, or the state of another number of batches per
+epoch, and trainers whose loader or sampler is not a class of torch or torchdata: a sampler of your own
+(`data.sampler`) may begin its next order by itself. Not repaired: RayPPOTrainer from 0.8.0 on, which trains that epoch
+in the first epoch's order.""",
     changes_numbers="""\
 Since verl 0.6.0, a run of supervised fine-tuning that resumed from the last step of an epoch was trained for one epoch
 less. To train the missing epoch, resume again from the checkpoint before it.""",

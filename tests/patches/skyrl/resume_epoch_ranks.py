@@ -16,6 +16,7 @@ import itertools
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import make_dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -36,6 +37,9 @@ CASES: dict[str, dict[str, Any]] = {
     "without a state": {"step": 4, "remove": True},
     "dynamic sampling": {"step": 4, "sampling": "filter"},
     "other batches": {"step": 4, "rows": 2},
+    "own sampler": {"step": 4, "own": True},
+    "finished": {"step": 8},
+    "no step left": {"step": 4, "steps": 4},
 }
 FOLDER = states.folder()
 Config = make_dataclass("Config", ["trainer", "data", "generator"])
@@ -52,6 +56,29 @@ class Samples(list[int]):
     @staticmethod
     def collate_fn(batch: list[int]) -> list[int]:
         return batch
+
+
+class OwnSampler:
+    """A sampler with a state of its own, which begins a new order when one is over."""
+
+    def __init__(self) -> None:
+        self.orders = self.yielded = 0
+
+    def __len__(self) -> int:
+        return 16
+
+    def __iter__(self) -> Iterator[int]:
+        if self.yielded == len(self):
+            self.orders, self.yielded = self.orders + 1, 0
+        while self.yielded < len(self):
+            self.yielded += 1
+            yield (self.yielded + self.orders) % 16
+
+    def state_dict(self) -> dict[str, int]:
+        return {"orders": self.orders, "yielded": self.yielded}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.orders, self.yielded = state["orders"], state["yielded"]
 
 
 def real(name: str) -> ModuleType:
@@ -83,7 +110,7 @@ def made(trainer: Any, folder: str, case: dict[str, Any]) -> Any:
     settings = SimpleNamespace(
         **{"epochs": EPOCHS, "train_batch_size": case.get("rows", 4), "seed": 1, "ckpt_path": folder},
         **{"ckpt_interval": 1, "max_ckpts_to_keep": -1, "eval_interval": -1, "eval_before_train": False},
-        **{"resume_path": None, "hf_save_interval": -1, "max_training_steps": None},
+        **{"resume_path": None, "hf_save_interval": -1, "max_training_steps": case.get("steps")},
         critic=SimpleNamespace(model=SimpleNamespace(path=None)),
         algorithm=SimpleNamespace(use_kl_in_reward=False, dynamic_sampling=SimpleNamespace(type=case.get("sampling"))),
     )
@@ -101,6 +128,10 @@ def made(trainer: Any, folder: str, case: dict[str, Any]) -> Any:
     it._training_control, it._fire = mock.Mock(), mock.Mock()
     it.init_weight_sync_state = it._cleanup_old_checkpoints = it._profiler_start = it._profiler_stop = mock.Mock()
     it._build_train_dataloader_and_compute_training_steps()
+    if case.get("steps"):
+        it.total_training_steps = case["steps"]  # 0.3.0 and 0.4.0 by max_training_steps
+    if case.get("own"):
+        it.train_dataloader = type(it.train_dataloader)(it.train_dataset, 4, sampler=OwnSampler(), collate_fn=list)
     if workers:
         it.train_dataloader.multiprocessing_context = "fork"  # 0.4 spawns, which a fork of a test cannot
     return it
@@ -145,7 +176,9 @@ def observe() -> dict[str, Any]:
             it.save_checkpoints()
             if case.get("remove"):
                 Path(folder, f"global_step_{it.global_step}", "data.pt").unlink()
-        found[name] = rest_of_the_epoch(made(trainer, folder, case))
+        it = made(trainer, folder, case)
+        found[name] = rest_of_the_epoch(it)
+        found.setdefault("callbacks", {})[name] = [call.args[0] for call in it._fire.call_args_list]
     return found
 
 

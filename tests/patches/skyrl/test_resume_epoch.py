@@ -13,6 +13,7 @@ RULE_COVERAGE = {
     "no side effects": "because it reads the loader's state and the settings, and gives a number",
     "backward compatible": "test_what_is_unknown_stays_as_released",
     "no new blocking": "because it computes on the trainer's own process's numbers; no lock, no collective",
+    "known": "test_what_is_unknown_stays_as_released",
     "are not affected": ("test_other_steps_are_as_released", "test_what_is_unknown_stays_as_released"),
 }
 WORKER = resume_epoch_ranks.__name__
@@ -60,14 +61,20 @@ def test_other_steps_are_as_released(report, case):
 
 
 @pytest.mark.parametrize(
-    "case", ["without a state", "dynamic sampling", "other batches", "after the epoch's end was seen"]
+    "case",
+    [
+        *("without a state", "dynamic sampling", "other batches", "after the epoch's end was seen"),
+        *("own sampler", "finished", "no step left"),
+    ],
 )
 def test_what_is_unknown_stays_as_released(report, case):
     assert report["before"][case] == report["after"][case] == report["reverted"][case]
     if case == "after the epoch's end was seen":
         assert each_once(report["before"][case])
+    for state in ("after", "reverted"):
+        assert report[state]["callbacks"][case] == report["before"]["callbacks"][case]
 
 
 def test_it_reports_the_runs_that_would_leave_an_epoch_out(report):
     calls = len(resume_epoch_ranks.CASES)
-    assert report["reached"] == {"calls": calls, "asked": calls - 1, "held": len(ENDS)}
+    assert report["reached"] == {"calls": calls, "asked": calls - 2, "held": len(ENDS)}

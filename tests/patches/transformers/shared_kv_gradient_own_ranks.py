@@ -109,6 +109,13 @@ def two_losses(model: Any) -> torch.Tensor:
     return (loss_of(model) + loss_of(model)) / 2
 
 
+def in_place(model: Any) -> torch.Tensor:
+    """Hooks change the attention's output in place."""
+    for layer in model.model.layers:
+        layer.post_attention_layernorm.register_forward_pre_hook(lambda _, given: (given[0].mul_(1.0),))
+    return loss_of(model)
+
+
 def two_passes() -> dict[str, Any]:
     """One graph, twice; half of the gradient each time. As released, the second pass raises."""
 
@@ -178,6 +185,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "LoRA": lora,
     "Trainer": by_trainer,
     "two losses": functools.partial(trained, "Gemma4", call=two_losses),
+    "in place": functools.partial(trained, "Gemma4", call=in_place),
     "sdpa": functools.partial(trained, "Gemma4", attn_implementation="sdpa"),
     "compiled": functools.partial(compiled, "aot_eager"),
     "two passes": two_passes,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,7 @@ import torch
 from rlhf_patches.patches.verl.proofs import resume_epoch_ranks as sft
 from rlhf_patches.proving import states
 
-OTHERS = ("sft_trainer_ray", "fsdp_sft_trainer", "left alone")
+OTHERS = ("sft_trainer_ray", "fsdp_sft_trainer", "left alone", "own sampler")
 PPO = {"RayPPOTrainer": "verl.trainer.ppo.ray_trainer", "PPOTrainer": "verl.trainer.main_ppo_sync"}
 BATCHES = 4
 
@@ -48,7 +50,31 @@ def config(folder: str) -> Any:
     )
 
 
-def trainer(kind: str, folder: str) -> Any:
+class OwnSampler(torch.utils.data.Sampler[int]):
+    """A sampler with a state of its own, which begins a new order when one is over."""
+
+    def __init__(self, *_: Any) -> None:
+        self.orders = self.yielded = 0
+
+    def __len__(self) -> int:
+        return 16
+
+    def __iter__(self) -> Iterator[int]:
+        if self.yielded == len(self):
+            self.orders, self.yielded = self.orders + 1, 0
+        order = torch.randperm(16, generator=torch.Generator().manual_seed(self.orders)).tolist()
+        while self.yielded < len(self):
+            self.yielded += 1
+            yield order[self.yielded - 1]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"orders": self.orders, "yielded": self.yielded}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.orders, self.yielded = state["orders"], state["yielded"]
+
+
+def trainer(kind: str, folder: str, sampler: Any = None) -> Any:
     module: Any = importlib.import_module(PPO[kind])
     if hasattr(module, "SkipManager"):
         module.SkipManager = mock.Mock()  # of 0.9: what a run leaves out, by its settings
@@ -61,9 +87,12 @@ def trainer(kind: str, folder: str) -> Any:
     it.checkpoint_manager, it._dump_executor = mock.Mock(), SimpleNamespace(_shutdown=False)
     it._start_profiling = it._shutdown_dump_executor = lambda *args: None
     if kind == "RayPPOTrainer":
-        it._create_dataloader(samples, samples, of_samples, None)
+        it._create_dataloader(samples, samples, of_samples, sampler)
     else:
-        with mock.patch.multiple(module, create_rl_dataset=lambda *args, **kwargs: samples, collate_fn=of_samples):
+        made = {"create_rl_dataset": lambda *args, **kwargs: samples, "collate_fn": of_samples}
+        if sampler is not None:
+            made["create_rl_sampler"] = lambda *args: sampler
+        with mock.patch.multiple(module, **made):
             it._init_dataloader()
     return it
 
@@ -169,9 +198,9 @@ def left_alone() -> dict[str, Any]:
         pass
 
     found = {}
-    for name in ("no state", "other batches", "own loader", "not resumed"):
-        folder = sft.fresh()
-        sft.trained(folder, 4, 4)
+    for name in ("no state", "other batches", "own loader", "not resumed", "finished", "no step left"):
+        folder, step = sft.fresh(), 12 if name == "finished" else 4
+        sft.trained(folder, step, step if step == 4 else None)
         config = sft.configured(folder, -1)
         if name == "no state":
             Path(folder, "global_step_4", "data_0.pt").unlink()
@@ -179,17 +208,43 @@ def left_alone() -> dict[str, Any]:
             config.data.train_batch_size = 8  # two batches of the epoch, of which the state has had four
         elif name == "not resumed":
             config.trainer.resume_mode = "disable"
+        elif name == "no step left":
+            config.trainer.total_training_steps = 4
+            config.trainer.total_epochs = 2
         loader = Own if name == "own loader" else module.StatefulDataLoader
         with mock.patch.object(module, "StatefulDataLoader", loader):
             found[name] = sft.run(module.SFTTrainer, sft.Model(), config)
     return found
 
 
+def own_sampler() -> dict[str, Any]:
+    """The epoch in which PPO continues, and its batch, with a sampler that begins the next order by itself."""
+    folder = sft.fresh()
+    it = trainer("PPOTrainer", folder, OwnSampler())
+    batches = iter(it.train_dataloader)
+    it.global_steps = len([next(batches) for _ in range(4)])
+    it._save_checkpoint()
+    seen: dict[str, Any] = {}
+
+    def kept(batch: Any, *_: Any) -> None:
+        frame: Any = sys._getframe(1)
+        while "current_epoch" not in frame.f_locals:
+            frame = frame.f_back
+        seen.update(epoch=frame.f_locals["epoch"], batch=batch["index"].tolist())
+        raise sft.Ended
+
+    it = trainer("PPOTrainer", folder, OwnSampler())
+    it.step = kept
+    with contextlib.suppress(sft.Ended):
+        it.fit()
+    return seen
+
+
 def main() -> None:
     parser = states.parser()
     parser.add_argument("--trainer", choices=[*PPO, *OTHERS])
     options = parser.parse_args()
-    others = dict(zip(OTHERS, (of_ray, of_fsdp, left_alone), strict=True))
+    others = dict(zip(OTHERS, (of_ray, of_fsdp, left_alone, own_sampler), strict=True))
     torch.distributed.init_process_group("gloo")
     states.report(sft.NAME, others.get(options.trainer, lambda: of_ppo(options.trainer)), options.out)
     torch.distributed.destroy_process_group()

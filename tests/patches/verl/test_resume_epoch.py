@@ -14,6 +14,7 @@ RULE_COVERAGE = {
     "backward compatible": "test_what_is_unknown_stays_as_released",
     "no new blocking": "because it computes on one process's numbers; no lock, no collective",
     "are not affected": ("test_other_steps_are_as_released", "test_what_is_unknown_stays_as_released"),
+    "known": "test_a_sampler_of_ones_own_stays_as_released",
 }
 WORKER = resume_epoch_ranks.__name__
 OTHERS = "tests.patches.verl.resume_epoch_ranks"
@@ -83,7 +84,16 @@ def test_what_is_unknown_stays_as_released(run_ranks):
     report = of(run_ranks, "left alone", levels_of("0.9"), "0.9")
     for name, resumed in report["before"].items():
         assert report["after"][name] == resumed, name
-    assert [len(report["after"][name]) for name in ("no state", "own loader", "not resumed")] == [8, 4, 12]
+    counts = {"no state": 8, "own loader": 4, "not resumed": 12, "finished": 0, "no step left": 0}
+    assert {name: len(report["after"][name]) for name in counts} == counts
+    assert report["reached"]["held"] == 0
+
+
+def test_a_sampler_of_ones_own_stays_as_released(run_ranks):
+    report = of(run_ranks, "own sampler", levels_of("0.8"), "0.8")
+    assert report["before"] == report["after"] == report["reverted"]
+    assert report["after"]["epoch"] == 1
+    assert len(report["after"]["batch"]) == 4
     assert report["reached"]["held"] == 0
 
 
