@@ -62,6 +62,7 @@ def _is_known(sampler: Any) -> bool:
     Another one may begin a new order in the iteration that continues from the state.
     """
     kind = type(sampler)
+    # known: the name only finds the class in torch's module, which has to be this very object
     if not any(getattr(sys.modules.get(name), kind.__name__, None) is kind for name in _SAMPLERS):
         return False
     inner = vars(sampler).get("sampler")

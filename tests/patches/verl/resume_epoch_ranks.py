@@ -89,7 +89,7 @@ def trainer(kind: str, folder: str, sampler: Any = None) -> Any:
     if kind == "RayPPOTrainer":
         it._create_dataloader(samples, samples, of_samples, sampler)
     else:
-        made = {"create_rl_dataset": lambda *args, **kwargs: samples, "collate_fn": of_samples}
+        made: dict[str, Any] = {"create_rl_dataset": lambda *args, **kwargs: samples, "collate_fn": of_samples}
         if sampler is not None:
             made["create_rl_sampler"] = lambda *args: sampler
         with mock.patch.multiple(module, **made):
