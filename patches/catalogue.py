@@ -388,7 +388,7 @@ LISTED = (
         ListedVariant(distribution='transformers', versions='>=4.54.0,<5.5.0', modules=('transformers.models.gemma3n.modeling_gemma3n',), rewrites=True),
         ListedVariant(distribution='transformers', versions='>=5.5.0,<5.5.2', modules=('transformers.models.gemma3n.modeling_gemma3n', 'transformers.models.gemma4.modeling_gemma4'), independent=True, rewrites=True),
         ListedVariant(distribution='transformers', versions='>=5.5.2,<5.6.0', modules=('transformers.models.gemma3n.modeling_gemma3n',), rewrites=True),
-    )),
+    ), 'upstream does it since 5.6.0, too, but DDP raises without find_unused_parameters=True or frozen weights'),
     Listed('transformers-smoothed-labels', 'rlhf_patches.patches.transformers.smoothed_labels:PATCH', (
         ListedVariant(distribution='transformers', versions='>=4.45.2,<=5.24.0', modules=('transformers.trainer',), rewrites=True),
     )),

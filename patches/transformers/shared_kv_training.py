@@ -64,9 +64,16 @@ none, they take the branch of a layer that does not share.""",
     repair="""\
 The patch hands the keys and values of the earlier layers to the later ones within a forward pass, as upstream does
 since 5.5.2 (Gemma 4) and 5.6.0 (Gemma 3n). Loss and gradient are then those of a forward pass with a cache, also under
-gradient checkpointing, reentrant or not. The later layers' own `k_proj`, `v_proj` and norms get no gradient any more.
+gradient checkpointing, reentrant or not.
 
-A call with a cache, such as generation, and models without shared layers stay bit for bit what they are.
+The later layers' own `k_proj`, `v_proj`, `k_norm` and `v_norm` get no gradient any more. DistributedDataParallel then
+raises in the second step. Set `find_unused_parameters=True` (`ddp_find_unused_parameters=True` in `TrainingArguments`),
+or freeze these weights with `requires_grad_(False)` before training. Under reentrant checkpointing freeze them. The
+patch is off unless asked for by name, because it cannot do this for you.
+
+A call with a cache, such as generation, and models without shared layers stay bit for bit what they are. Without a
+cache, your hooks on an attention see an object in its place that has no method of a cache but `update`. Your hooks on a
+layer see a new keyword, `_rlhf_patches_shared_states`.
 
 Not repaired, with a warning: a layer or an attention whose forward is your own; a model that accelerate distributes
 over several devices (`device_map`). Not repaired, without a warning: a compiled model with gradient checkpointing.""",
@@ -81,6 +88,7 @@ over several devices (`device_map`). Not repaired, without a warning: a compiled
         Variant(Guard("transformers", ">=5.5.2,<5.6.0"), _shared("kwargs", _GEMMA_3N), unless_defined=(_BEFORE_5_5,)),
     ),
     obsolete_when="when the oldest transformers in use is 5.6.0",
+    contested="upstream does it since 5.6.0, too, but DDP raises without find_unused_parameters=True or frozen weights",
     changes_numbers="""\
 With the patch, the loss is that of the model as it generates, and the first loss of a pretrained model is far lower.
 Since 4.53.0 (Gemma 3n) and in 5.5.0 and 5.5.1 (Gemma 4), models and adapters have been trained on another computation:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_patches.patches.transformers.shared_kv_training import PATCH
 from tests.harness.by_case import exhaustive_but
 from tests.harness.forkserver import beside
 
@@ -99,6 +100,11 @@ def test_it_compiles_whole(run_ranks, case):
     (report,) = run_ranks(WORKER, case, levels=levels, ranks=1)
     assert report["before"][case]["gradient"] > 0.1
     assert report["after"][case]["gradient"] < TOLERANCE
+
+
+def test_it_is_off_unless_asked_for_by_name():
+    """DDP refuses weights without a gradient."""
+    assert "find_unused_parameters" in PATCH.contested
 
 
 def test_newer_releases_share_without_a_cache(run_ranks):
