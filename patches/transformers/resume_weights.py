@@ -64,8 +64,9 @@ holds for models that do not inherit from `PreTrainedModel` (a PEFT model, a com
 as DTensors, and for pickled shards. Under FSDP and DeepSpeed the trainer loads what these have saved, unconverted: the
 bug does not occur.
 
-A class of yours that inherits from a transformers model counts as one, and its weights are converted and loaded too. If
-its own `load_state_dict` leaves experts or routers out on purpose and ignores the names on the Hub, disable the patch.
+A class of yours that inherits from a transformers model counts as one. Its converted weights are loaded too, by its own
+`load_state_dict` if it has one. If its experts are meant to keep the values that the trainer was given, disable the
+patch (`RLHF_PATCHES_DISABLE=transformers-resume-weights`).
 
 The checkpoints are complete and need no repair. If you have resumed a run without the patch, resume it again.""",
     references=(
