@@ -12,7 +12,7 @@ def _sft(module: str, trainer: str = "SFTTrainer") -> Rewrite:
     return Rewrite(
         target=f"verl.trainer.{module}:{trainer}.fit",
         pattern="start_epoch = global_step // self.steps_per_epoch",
-        replacement="start_epoch = $CONTINUED(self, global_step // self.steps_per_epoch, global_step)",
+        replacement="start_epoch = $CONTINUED(global_step // self.steps_per_epoch, global_step, self.train_dataloader)",
         alongside=("global_step = self.resume_global_step", _LOOP.format("start_epoch")),
         uses=_USES,
     )
@@ -23,7 +23,7 @@ def _ppo(target: str, *unless: str) -> Rewrite:
     return Rewrite(
         target=f"verl.trainer.{target}.fit",
         pattern=f"current_epoch = {epoch}",
-        replacement=f"current_epoch = $CONTINUED(self, {epoch}, self.global_steps)",
+        replacement=f"current_epoch = $CONTINUED({epoch}, self.global_steps, self.train_dataloader)",
         alongside=("self._load_checkpoint()", _LOOP.format("current_epoch")),
         unless=unless,
         uses=_USES,
