@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from .._epochs import to_continue
 
 
-def epoch_to_continue(epoch: int, step: int, loader: Any) -> int:
+def epoch_to_continue(trainer: Any, epoch: int, step: int, loader: Any) -> int:
     """The epoch whose batches the loader yields next: ``epoch`` or the one before. Called by the trainer's `fit`."""
-    # known: the engine puts the call into `fit` itself, so the caller is the trainer's method
-    trainer: Any = sys._getframe(1).f_locals["self"]
     steps = getattr(trainer, "total_training_steps", None)
     finished = epoch >= trainer.config.trainer.total_epochs or (steps is not None and step >= steps)
     return to_continue("verl-resume-epoch", epoch, step, loader, finished=finished)

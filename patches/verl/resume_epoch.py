@@ -9,10 +9,11 @@ _LOOP = "for epoch in range({}, self.config.trainer.total_epochs):\n    $$$BODY"
 
 
 def _sft(module: str, trainer: str = "SFTTrainer") -> Rewrite:
+    epoch = "global_step // self.steps_per_epoch"
     return Rewrite(
         target=f"verl.trainer.{module}:{trainer}.fit",
-        pattern="start_epoch = global_step // self.steps_per_epoch",
-        replacement="start_epoch = $CONTINUED(global_step // self.steps_per_epoch, global_step, self.train_dataloader)",
+        pattern=f"start_epoch = {epoch}",
+        replacement=f"start_epoch = $CONTINUED(self, {epoch}, global_step, self.train_dataloader)",
         alongside=("global_step = self.resume_global_step", _LOOP.format("start_epoch")),
         uses=_USES,
     )
@@ -23,7 +24,7 @@ def _ppo(target: str, *unless: str) -> Rewrite:
     return Rewrite(
         target=f"verl.trainer.{target}.fit",
         pattern=f"current_epoch = {epoch}",
-        replacement=f"current_epoch = $CONTINUED({epoch}, self.global_steps, self.train_dataloader)",
+        replacement=f"current_epoch = $CONTINUED(self, {epoch}, self.global_steps, self.train_dataloader)",
         alongside=("self._load_checkpoint()", _LOOP.format("current_epoch")),
         unless=unless,
         uses=_USES,
