@@ -609,8 +609,8 @@ LISTED = (
     Listed('verl-resume-epoch', 'rlhf_patches.patches.verl.resume_epoch:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.6.0,<0.7.0', modules=('verl.trainer.sft_trainer', 'verl.trainer.fsdp_sft_trainer'), independent=True, rewrites=True),
         ListedVariant(distribution='verl', versions='>=0.7.0,<0.7.1', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray', 'verl.trainer.fsdp_sft_trainer', 'verl.trainer.ppo.ray_trainer'), independent=True, rewrites=True),
-        ListedVariant(distribution='verl', versions='>=0.7.1,<0.8.0.dev0', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray', 'verl.trainer.ppo.ray_trainer'), independent=True, rewrites=True),
-        ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<0.9.0', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray', 'verl.trainer.main_ppo_sync'), independent=True, rewrites=True),
+        ListedVariant(distribution='verl', versions='>=0.7.1,<0.8.0', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray', 'verl.trainer.ppo.ray_trainer'), independent=True, rewrites=True),
+        ListedVariant(distribution='verl', versions='>=0.8.0,<0.9.0', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray', 'verl.trainer.main_ppo_sync'), independent=True, rewrites=True),
         ListedVariant(distribution='verl', versions='>=0.9.0,<=0.9.1', modules=('verl.trainer.sft_trainer', 'verl.trainer.sft_trainer_ray'), independent=True, rewrites=True),
     )),
     Listed('verl-reward-on-answer', 'rlhf_patches.patches.verl.reward_on_answer:PATCH', (

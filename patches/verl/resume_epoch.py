@@ -73,8 +73,8 @@ less. To train the missing epoch, resume again from the checkpoint before it."""
     variants=(
         Variant(Guard("verl", ">=0.6.0,<0.7.0"), (_SFT[0], _OLD), independent=True),
         Variant(Guard("verl", ">=0.7.0,<0.7.1"), (*_SFT, _OLD, _RAY), independent=True),
-        Variant(Guard("verl", ">=0.7.1,<0.8.0.dev0"), (*_SFT, _RAY), independent=True),
-        Variant(Guard("verl", ">=0.8.0.dev0,<0.9.0"), (*_SFT, _SYNC), independent=True),
+        Variant(Guard("verl", ">=0.7.1,<0.8.0"), (*_SFT, _RAY), independent=True),
+        Variant(Guard("verl", ">=0.8.0,<0.9.0"), (*_SFT, _SYNC), independent=True),
         Variant(Guard("verl", ">=0.9.0,<=0.9.1"), _SFT, independent=True),
     ),
     obsolete_when="when the oldest verl in use trains that epoch; 0.9.1, the newest, does not",

@@ -20,6 +20,8 @@ OWN = {
     *("atexit", "ds_status"),  # trl/zero3.py's finalizer, trl/chunked_head.py's stand-in
     *("compiled", "plain", "sums", "window"),  # transformers/loss_graph.py's Reading
     *("merges",),  # peft/base_weights.py's Kept
+    *("bounds", "layer", "occurs", "packed", "positions", "version"),  # transformers/_document_states.py's own
+    *("grad",),  # transformers/_shared_states.py's own tensors
 }
 """Those of objects that the patches have made."""
 AS_UPSTREAM = {"active_adapter", "data", "fd", "iteration", "logprobs_mode", "optimizer", "training"}
