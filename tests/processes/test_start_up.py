@@ -159,10 +159,11 @@ def test_what_changes_functions_is_imported_with_a_framework(tmp_path):
     metadata.parent.mkdir()
     metadata.write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 4.57.6\n")
     package = tmp_path / "transformers"
-    model = package / "models" / "gpt_oss"
-    model.mkdir(parents=True)
-    inits = [folder / "__init__" for folder in (package, model.parent, model)]
-    for module in (*inits, package / "trainer", model / "modeling_gpt_oss"):
+    models = [package / "models" / name for name in ("gpt_oss", "qwen3_next")]
+    for model in models:
+        model.mkdir(parents=True)
+    inits = [folder / "__init__" for folder in (package, package / "models", *models)]
+    for module in (*inits, package / "trainer", *(model / f"modeling_{model.name}" for model in models)):
         module.with_suffix(".py").write_text("")
     apply = (
         f"sys.path.insert(0, {str(tmp_path)!r}); import rlhf_patches; "
