@@ -62,9 +62,9 @@ PATCH = Patch(
     excluded_by=("model_family=qwen2|qwen3|llama|mistral|gemma|gemma2",),
     symptom="""\
 Qwen3-Next, Qwen3.5 or OLMo Hybrid is trained on packed rows or padding-free batches: TRL's `packing` and
-`padding_free`, `DataCollatorWithFlattening`, OpenRLHF's `packing_samples`, SkyRL and verl without padding. The loss and
-the gradient of a document depend on the documents before it in the row. No error; in tiny models the gradient is as far
-off as it is long.""",
+`padding_free`, `DataCollatorWithFlattening`, OpenRLHF's `packing_samples`, SkyRL and verl without padding. The loss
+and the gradient of a document depend on the documents before it in the row. No error; in tiny models the relative
+error of the gradient is about 1.""",
     cause="""\
 `position_ids` that restart at 0 separate packed documents. Attention's mask reads them. The layers of linear attention
 (three of four) do not: their convolution and their recurrent state run over the whole row. Releases before 5.9 separate

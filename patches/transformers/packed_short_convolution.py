@@ -49,9 +49,9 @@ PATCH = Patch(
     excluded_by=("model_family=qwen2|qwen3|llama|mistral|gemma|gemma2",),
     symptom="""\
 LFM2 is trained on packed rows or padding-free batches: TRL's `packing` and `padding_free`,
-`DataCollatorWithFlattening`, OpenRLHF's `packing_samples`. The first tokens of a document depend on the last two of the
-document before it in the row. No error. The shorter the documents are, the further off the gradient is: with three
-documents of 5 to 9 tokens, a tensor's gradient is as far off as it is long.""",
+`DataCollatorWithFlattening`, OpenRLHF's `packing_samples`. The first tokens of a document depend on the last two of
+the document before it in the row. No error. The shorter the documents are, the further off the gradient is: with three
+documents of 5 to 9 tokens, the relative error of a gradient is about 1.""",
     cause="""\
 `position_ids` that restart at 0 separate packed documents. Attention's mask reads them. The layers of short
 convolutions do not. Since 5.9 the kernel separates documents if the batch has `seq_idx`, which
