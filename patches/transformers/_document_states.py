@@ -48,11 +48,11 @@ class _Current(threading.local):
 
 
 _CURRENT = _Current()
-# Kernels, what wraps them, and layers that stand for a convolution.
 _FUNCTIONS = (
     *("causal_conv1d_fn", "conv1d", "conv", "chunk_gated_delta_rule", "torch_chunk_gated_delta_rule"),
     *("mamba2_split_conv1d_scan_combined", "mamba2_chunk_scan"),
 )
+# Kernels, what wraps them, and layers that stand for a convolution.
 _KNOWN = ("transformers", "fla", "causal_conv1d", "mamba_ssm", "kernels", "triton", "torch", "peft")
 
 
