@@ -87,8 +87,8 @@ def _is_own(layer: Any) -> bool:
 
 
 def _is_known(function: Any) -> bool:
-    if isinstance(function, torch.nn.Module):
-        return "forward" not in vars(function) and is_released(type(function).forward, _KNOWN)
+    if isinstance(function, torch.nn.Module):  # `kernels` assigns a forward, also its own of the release's function
+        function = vars(function).get("forward", type(function).forward)
     return is_released(function, _KNOWN)
 
 
@@ -151,15 +151,21 @@ def _read(position_ids: torch.Tensor) -> _Bounds | None:
             bounds[row].append(place)
     except RuntimeError:
         return None
-    return [_ended(places, rows.shape[1]) for places in bounds]
+    padding = [_padding(places, rows.shape[1]) for places in bounds]
+    if all(len(places) <= 1 + count for places, count in zip(bounds, padding, strict=True)):
+        return []  # a document in each row, and padding
+    return [
+        [*(places[: 1 - count] if count > 1 else places), rows.shape[1]]
+        for places, count in zip(bounds, padding, strict=True)
+    ]
 
 
-def _ended(starts: list[int], tokens: int) -> list[int]:
-    """Bounds of one row. Tokens at position 0 that follow each other at its end are padding: one document for all."""
-    padding = 0
-    while padding < len(starts) and starts[-1 - padding] == tokens - 1 - padding:
-        padding += 1
-    return [*(starts[: len(starts) - padding + 1] if padding > 1 else starts), tokens]
+def _padding(starts: list[int], tokens: int) -> int:
+    """How many tokens at position 0 follow each other at a row's end: padding, which is one document, if above 1."""
+    count = 0
+    while count < len(starts) and starts[-1 - count] == tokens - 1 - count:
+        count += 1
+    return count if count > 1 else 0
 
 
 def convolution(function: Callable[..., Any], size: int) -> Callable[..., Any]:

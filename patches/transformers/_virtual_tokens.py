@@ -20,20 +20,22 @@ def predicted(trainer: Any, labels: Any) -> Any:
 
 def of_prompts(self: Any) -> bool | None:
     """Trainer: False without virtual tokens; otherwise None, since the labels decide."""
-    return None if self._loss_shifts_labels and _has_prompt(self.model) else False
+    return False if not self._loss_shifts_labels or _has_prompt(self.model) is False else None
 
 
-def _has_prompt(model: Any) -> bool:
+def _has_prompt(model: Any) -> bool | None:
+    """Whether virtual tokens predict the first label; None for a forward other than PEFT's own."""
     peft = sys.modules.get("peft")
     kind = getattr(peft, "PeftModelForCausalLM", None)
     if kind is None:
         return False
     for each in _wrappers(model):
-        if type(each) is kind:  # a subclass of it may have its own forward
-            if not _is_its_own(each, kind):
-                return False
+        if isinstance(each, kind):
             config = each.peft_config.get(each.active_adapter)
-            return getattr(getattr(config, "peft_type", None), "name", None) in _TYPES
+            if getattr(getattr(config, "peft_type", None), "name", None) not in _TYPES:
+                return False
+            # A subclass of it may have its own forward.
+            return True if type(each) is kind and _is_its_own(each, kind) else None
     return False
 
 

@@ -62,8 +62,8 @@ jump to anything but 0 stay bit for bit what they are. FlashAttention separates 
 Not repaired, without a message: your own function in place of `create_causal_mask` or
 `create_sliding_window_causal_mask` (both get the released arguments); a forward that you have copied; your own
 attention without a mask function in transformers' registry; a mask of ones together with packed rows; and
-`use_cache=True` without a cache, with which transformers
-ignores every model's positions (`Trainer` and TRL switch it off).""",
+`use_cache=True` without a cache, with which transformers ignores every model's positions (`Trainer` of 5.23 and TRL
+switch it off; `Trainer` of 4.57 does so with gradient checkpointing).""",
     references=("https://github.com/huggingface/transformers/pull/39997",),
     variants=(
         Variant(Guard("transformers", ">=4.55.0,<=4.57.6"), _masked(_BEFORE_5_2, _GPT_OSS)),

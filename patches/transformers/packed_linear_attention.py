@@ -86,8 +86,9 @@ stay bit for bit what they are.
 
 Not repaired, without a message: OLMo Hybrid before 5.15, Kimi Linear and other models; compiled models
 (`torch_compile`), exported ones, CUDA graphs, `vmap` and `make_fx`; a layer with a forward of your own, a wrapped one
-(activation checkpointing of that layer alone, `device_map`), and functions of your own in place of the convolution or
-the recurrence; a cache together with packed rows (`Trainer` and TRL switch it off); rows that begin within a document;
+(activation checkpointing of that layer alone, `device_map`), and functions of your own, or kernels of the Hub, in
+place of the convolution or the recurrence; a cache together with packed rows (`Trainer` of 5.23 and TRL switch it off;
+`Trainer` of 4.57 does so with gradient checkpointing, so set `use_cache=False`); rows that begin within a document;
 tokens that your own code splits over ranks; three planes of positions, unless they are equal; and 5.15 to 5.19 without
 kernels if the batch has `cu_seq_lens_q`. With a mask of ones the attention layers of all releases ignore the
 documents; the patch repairs the others.""",

@@ -66,10 +66,10 @@ positions that jump to anything but 0, and calls of the kernel with `seq_idx` st
 
 Not repaired, without a message: 4.54 to 4.57, in which a layer cannot tell packed rows from padded ones; compiled
 models (`torch_compile`), exported ones, CUDA graphs, `vmap` and `make_fx`; a layer with a forward of your own, a
-wrapped one (activation checkpointing of that layer alone, `device_map`), and functions of your own in place of the
-convolution; a cache together with packed rows (`Trainer` and TRL switch it off); rows that begin within a document;
-tokens that your own code splits over ranks. With a mask of ones the attention layers of all releases ignore the
-documents; the patch repairs the others.""",
+wrapped one (activation checkpointing of that layer alone, `device_map`), and functions of your own, or kernels of the
+Hub, in place of the convolution; a cache together with packed rows (`Trainer` of 5.23 and TRL switch it off); rows
+that begin within a document; tokens that your own code splits over ranks. With a mask of ones the attention layers of
+all releases ignore the documents; the patch repairs the others.""",
     references=("https://github.com/huggingface/transformers/issues/46093",),
     variants=(
         Variant(

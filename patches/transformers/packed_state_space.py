@@ -70,9 +70,10 @@ positions that jump to anything but 0, and calls of the kernels with `seq_idx` s
 Not repaired, without a message: releases before 5.15, in which the layers have no function for the scan; Granite 4,
 Zamba 2 and Jamba, whose layers get no positions; compiled models (`torch_compile`), exported ones, CUDA graphs, `vmap`
 and `make_fx`; a layer with a forward of your own, a wrapped one (activation checkpointing of that layer alone,
-`device_map`), and functions of your own in place of the convolution or the scan; a cache together with packed rows
-(`Trainer` and TRL switch it off); rows that begin within a document; tokens that your own code splits over ranks. With
-a mask of ones the attention layers of all releases ignore the documents; the patch repairs the others.""",
+`device_map`), and functions of your own, or kernels of the Hub, in place of the convolution or the scan; a cache
+together with packed rows (`Trainer` of 5.23 and TRL switch it off); rows that begin within a document; tokens that
+your own code splits over ranks. With a mask of ones the attention layers of all releases ignore the documents; the
+patch repairs the others.""",
     references=("https://github.com/huggingface/transformers/issues/46093",),
     variants=(
         Variant(

@@ -18,11 +18,13 @@ _PACKAGES = ("transformers", "accelerate", "torch")
 
 
 def is_left_on(model: Any) -> bool | None:
-    """Whether a model has such dropout; None if its modules may read one from their config."""
+    """Whether a model has such dropout; None if modules may read one from their config, or are a user's."""
     modules = list(model.modules())
     if any(map(_reads_a_dropout, modules)):
         return None
-    return any(map(_names, modules))
+    if any(map(_names, modules)):
+        return True
+    return None if any(map(_unknown, modules)) else False
 
 
 def disabled(module: Any) -> Any:
@@ -33,8 +35,16 @@ def disabled(module: Any) -> Any:
 
 
 def _names(module: Any) -> list[str]:
-    found = [name for name in _NAMES if isinstance(vars(module).get(name), float) and vars(module)[name] > 0]
+    found = _above_zero(module)
     return found if found and not _is_by_config(module) and _is_theirs(module) else []
+
+
+def _above_zero(module: Any) -> list[str]:
+    return [name for name in _NAMES if isinstance(vars(module).get(name), float) and vars(module)[name] > 0]
+
+
+def _unknown(module: Any) -> bool:
+    return bool(_above_zero(module)) and not _is_by_config(module) and not _is_theirs(module)
 
 
 def _reads_a_dropout(module: Any) -> bool:

@@ -288,6 +288,7 @@ def test_padding_at_a_rows_end_is_one_document(ranks):
     states = importlib.import_module("rlhf_patches.patches.transformers._document_states")
     rows = torch.tensor([[0, 1, 2, 0, 0, 0], [0, 0, 1, 0, 1, 0], [0, 0, 0, 0, 0, 0]])
     assert states._of(rows, None) == [[0, 3, 6], [0, 1, 3, 5, 6], [0, 6]]
+    assert states._of(rows[::2], None) == []
 
 
 def test_padding_at_a_rows_end_changes_no_document(ranks, apply_patch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from rlhf_patches.patches.transformers.prompt_tuning_count import PATCH
@@ -82,6 +84,18 @@ def test_all_others_stay(report):
 def test_after_revert_it_is_as_released(report):
     for name, found in report["reverted"].items():
         assert found == report["before"][name]
+
+
+def test_a_users_class_is_not_decided():
+    pytest.importorskip("peft")
+    ranks = pytest.importorskip("tests.patches.transformers.prompt_tuning_count_ranks")
+    tokens = pytest.importorskip("rlhf_patches.patches.transformers._virtual_tokens")
+    model = ranks.prompt_tuning_count_ranks.tuned()
+    assert tokens._has_prompt(model) is True
+    model.__class__ = ranks.Own
+    assert tokens._has_prompt(model) is None
+    assert tokens.of_prompts(SimpleNamespace(_loss_shifts_labels=True, model=model)) is None
+    assert tokens.of_prompts(SimpleNamespace(_loss_shifts_labels=True, model=model.base_model)) is False
 
 
 def test_two_ranks(run_ranks):

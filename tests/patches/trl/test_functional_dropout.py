@@ -112,6 +112,16 @@ def test_modules_of_others_are_as_released(users):
     assert before["own module"] == ["0.1", "0", "0.1"], "of which TRL sets the Dropout"
 
 
+def test_a_users_module_with_such_an_attribute_is_not_decided():
+    """Whether it uses it is not known."""
+    torch = pytest.importorskip("torch")
+    dropout = pytest.importorskip("rlhf_patches.patches.trl._functional_dropout")
+    module = torch.nn.Linear(2, 2)
+    assert dropout.is_left_on(module) is False
+    module.attention_dropout = 0.1
+    assert dropout.is_left_on(module) is None
+
+
 @exhaustive
 @pytest.mark.parametrize("version", ["0.22.0", "0.29.1"])
 def test_other_releases(run_ranks, version):
