@@ -4,52 +4,32 @@ from __future__ import annotations
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
+from ._document_rewrites import Call, apart
+
 _NAME = "transformers-packed-linear-attention"
 _FAMILIES = _NEXT, _QWEN3_5, _MOE = tuple(
     f"transformers.models.{name}.modeling_{name}:{prefix}"
     for name, prefix in (("qwen3_next", "Qwen3Next"), ("qwen3_5", "Qwen3_5"), ("qwen3_5_moe", "Qwen3_5Moe"))
 )
 _OLMO = "transformers.models.olmo_hybrid.modeling_olmo_hybrid:OlmoHybrid"
-_USES = f"{__package__}._document_states:"
-
-
-def _apart(family: str, *calls: tuple[str, str, str], kind: str = "") -> tuple[Rewrite, ...]:
-    """A decoder layer gives its linear attention the documents; the calls within it then keep them apart."""
-    layer, attention = f"{family}{kind}DecoderLayer.forward", f"{family}GatedDeltaNet.forward"
-    return (
-        Rewrite(
-            target=layer,
-            pattern="self.linear_attn",
-            replacement=f"$APART(self.linear_attn, position_ids, {_NAME!r})",
-            uses={"APART": f"{_USES}apart"},
-        ),
-        *(
-            Rewrite(
-                target=attention,
-                pattern=function,
-                replacement=f"${name.upper()}({', '.join((function, *more))})",
-                inside=call,
-                uses={name.upper(): f"{_USES}{name}"},
-            )
-            for function, call, name in calls
-            for more in ([("self.conv_kernel_size",)] if name == "convolution" else [()])
-        ),
-    )
-
-
+_SIZE = ("self.conv_kernel_size",)
 # Before 5.15 a layer has its functions as attributes; since then the module's functions choose a kernel or PyTorch.
 _METHODS = (
-    ("self.causal_conv1d_fn", "self.causal_conv1d_fn($$$)", "convolution"),
-    ("self.conv1d", "self.conv1d(mixed_qkv)", "convolution"),
-    ("self.chunk_gated_delta_rule", "self.chunk_gated_delta_rule($$$)", "recurrence"),
+    Call("self.causal_conv1d_fn", "convolution", _SIZE),
+    Call("self.conv1d", "convolution", _SIZE, call="{}(mixed_qkv)"),
+    Call("self.chunk_gated_delta_rule", "recurrence"),
 )
 _FUNCTIONS = (
-    ("causal_conv1d_fn", "causal_conv1d_fn($$$)", "convolution"),
-    ("torch_chunk_gated_delta_rule", "torch_chunk_gated_delta_rule($$$)", "recurrence"),
+    Call("causal_conv1d_fn", "convolution", _SIZE),
+    Call("torch_chunk_gated_delta_rule", "recurrence"),
 )
 
 
-def _changes(calls: tuple[tuple[str, str, str], ...], *families: str) -> tuple[Rewrite, ...]:
+def _apart(family: str, *calls: Call, kind: str = "") -> tuple[Rewrite, ...]:
+    return apart(_NAME, f"{family}{kind}DecoderLayer", f"{family}GatedDeltaNet", "self.linear_attn", *calls)
+
+
+def _changes(calls: tuple[Call, ...], *families: str) -> tuple[Rewrite, ...]:
     return tuple(change for family in families for change in _apart(family, *calls))
 
 

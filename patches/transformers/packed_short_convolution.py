@@ -4,41 +4,23 @@ from __future__ import annotations
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
+from ._document_rewrites import Call, apart
+
 _NAME = "transformers-packed-short-convolution"
 _LFM2, _MOE = (
     f"transformers.models.{name}.modeling_{name}:{prefix}"
     for name, prefix in (("lfm2", "Lfm2"), ("lfm2_moe", "Lfm2Moe"))
 )
-_USES = f"{__package__}._document_states:"
-
-
-def _apart(family: str, calls: tuple[tuple[str, str, str, str], ...]) -> tuple[Rewrite, ...]:
-    """A decoder layer gives its convolution the documents; the call within it then keeps them apart."""
-    return (
-        Rewrite(
-            target=f"{family}DecoderLayer.forward",
-            pattern="self.conv",
-            replacement=f"$APART(self.conv, position_ids, {_NAME!r})",
-            uses={"APART": f"{_USES}apart"},
-        ),
-        *(
-            Rewrite(
-                target=f"{family}ShortConv.{method}",
-                pattern=function,
-                replacement=f"$CONVOLUTION({function}, {size})",
-                inside=call,
-                uses={"CONVOLUTION": f"{_USES}convolution"},
-            )
-            for method, function, call, size in calls
-        ),
-    )
-
-
 _TWO = (
-    ("cuda_kernels_forward", "causal_conv1d_fn", "causal_conv1d_fn($$$)", "self.L_cache"),
-    ("slow_forward", "self.conv", "self.conv(Bx)", "self.L_cache"),
+    Call("causal_conv1d_fn", "convolution", ("self.L_cache",), method="cuda_kernels_forward"),
+    Call("self.conv", "convolution", ("self.L_cache",), call="{}(Bx)", method="slow_forward"),
 )
-_ONE = (("forward", "causal_conv1d_fn", "causal_conv1d_fn($$$)", "self.conv_kernel_size"),)
+_ONE = (Call("causal_conv1d_fn", "convolution", ("self.conv_kernel_size",)),)
+
+
+def _apart(family: str, calls: tuple[Call, ...]) -> tuple[Rewrite, ...]:
+    return apart(_NAME, f"{family}DecoderLayer", f"{family}ShortConv", "self.conv", *calls)
+
 
 PATCH = Patch(
     name=_NAME,

@@ -4,40 +4,22 @@ from __future__ import annotations
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
+from ._document_rewrites import Call, apart
+
 _NAME = "transformers-packed-state-space"
 _BAMBA, _FALCON, _NEMOTRON = (
     f"transformers.models.{name}.modeling_{name}:{prefix}"
     for name, prefix in (("bamba", "Bamba"), ("falcon_h1", "FalconH1"), ("nemotron_h", "NemotronH"))
 )
-_USES = f"{__package__}._document_states:"
+_CALLS = (
+    Call("mamba2_split_conv1d_scan_combined", "fused"),
+    Call("causal_conv1d_fn", "convolution", ("self.conv_kernel_size",)),
+    Call("mamba2_chunk_scan", "scan"),
+)
 
 
 def _apart(layer: str, mixer: str, attribute: str, call: str) -> tuple[Rewrite, ...]:
-    """A layer gives its mixer the documents; the calls within it then keep them apart."""
-    calls = (
-        ("mamba2_split_conv1d_scan_combined", "fused", ()),
-        ("causal_conv1d_fn", "convolution", ("self.conv_kernel_size",)),
-        ("mamba2_chunk_scan", "scan", ()),
-    )
-    return (
-        Rewrite(
-            target=f"{layer}.forward",
-            pattern=attribute,
-            replacement=f"$APART({attribute}, position_ids, {_NAME!r})",
-            inside=call,
-            uses={"APART": f"{_USES}apart"},
-        ),
-        *(
-            Rewrite(
-                target=f"{mixer}.forward",
-                pattern=function,
-                replacement=f"${name.upper()}({', '.join((function, *more))})",
-                inside=f"{function}($$$)",
-                uses={name.upper(): f"{_USES}{name}"},
-            )
-            for function, name, more in calls
-        ),
-    )
+    return apart(_NAME, layer, mixer, attribute, *_CALLS, inside=call)
 
 
 PATCH = Patch(

@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from rlhf_patches.patches.transformers.proofs.eval_loss_ranks import Collator, rows
+from rlhf_patches.patches.transformers.proofs.kept_gradient import multiple
 from rlhf_patches.patches.transformers.proofs.moe_aux_loss_ranks import made
 from rlhf_patches.proving import states
 from rlhf_patches.testing import untouched
@@ -112,11 +113,7 @@ def step(
         digest.update(name.encode() + keep.found[name].contiguous().numpy().tobytes())
     result = {"bits": digest.hexdigest(), "loss": loss, "touched": touched}
     if causal:
-        wanted = by_definition(make, kind)
-        one = torch.cat([keep.found[name].double().flatten() for name in wanted])
-        other = torch.cat([wanted[name].flatten() for name in wanted])
-        times = float(one @ other / (other @ other))
-        result |= {"times": times, "beside": float((one - times * other).norm() / (times * other).norm())}
+        result |= multiple(keep.found, by_definition(make, kind))
     return result
 
 

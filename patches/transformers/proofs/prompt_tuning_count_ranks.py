@@ -20,6 +20,7 @@ from transformers import Trainer, TrainingArguments
 
 from rlhf_patches.patches.transformers.proofs.eval_loss_ranks import Collator
 from rlhf_patches.patches.transformers.proofs.first_token_count_ranks import ROWS, VOCABULARY, Keep, data
+from rlhf_patches.patches.transformers.proofs.kept_gradient import multiple
 from rlhf_patches.proving import states
 
 NAME = "transformers-prompt-tuning-count"
@@ -102,13 +103,7 @@ def step(
 
 def compared(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dict[str, Any]:
     one = torch.cat([found[name].double().flatten() for name in wanted])
-    other = torch.cat([wanted[name].flatten() for name in wanted])
-    times = float(one @ other / (other @ other))
-    return {
-        "times": times,
-        "beside": float((one - times * other).norm() / (times * other).norm()),
-        "gradient": [float(value).hex() for value in one[::7]],
-    }
+    return {**multiple(found, wanted), "gradient": [float(value).hex() for value in one[::7]]}
 
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {"prompt tuning": lambda: step(tuned)}

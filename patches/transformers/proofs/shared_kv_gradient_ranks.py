@@ -112,11 +112,11 @@ def cases() -> dict[str, Callable[[], Any]]:
     return found
 
 
-def main(known: dict[str, Callable[[], Any]] | None = None) -> None:
+def main(known: dict[str, Callable[[], Any]] | None = None, patch: str = NAME) -> None:
     parser, known = states.parser(), known or cases()
     parser.add_argument("cases", nargs="*", metavar="CASE", default=list(known))
     options = parser.parse_args()
     if DEVICE != "cpu":  # the setting is a mode, which would also apply there
         torch.set_default_device(DEVICE)
     chosen = [name for name in options.cases if name in known]
-    states.report_cases(NAME, lambda names: {name: known[name]() for name in names}, chosen, options.out)
+    states.report_cases(patch, lambda names: {name: known[name]() for name in names}, chosen, options.out)

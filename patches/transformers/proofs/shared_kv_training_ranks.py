@@ -14,14 +14,13 @@ import torch
 import transformers
 
 from rlhf_patches.patches.transformers.proofs.shared_kv_gradient_ranks import (
-    DEVICE,
     bits,
     gradients,
     loss_of,
     off,
 )
 from rlhf_patches.patches.transformers.proofs.shared_kv_gradient_ranks import made as made_of
-from rlhf_patches.proving import states
+from rlhf_patches.patches.transformers.proofs.shared_kv_gradient_ranks import main as report
 
 NAME = "transformers-shared-kv-training"
 FAMILIES = ("Gemma3n", "Gemma4")
@@ -79,10 +78,4 @@ def cases() -> dict[str, Callable[[], Any]]:
 
 
 def main(known: dict[str, Callable[[], Any]] | None = None) -> None:
-    parser, known = states.parser(), known or cases()
-    parser.add_argument("cases", nargs="*", metavar="CASE", default=list(known))
-    options = parser.parse_args()
-    if DEVICE != "cpu":  # the setting is a mode, which would also apply there
-        torch.set_default_device(DEVICE)
-    chosen = [name for name in options.cases if name in known]
-    states.report_cases(NAME, lambda names: {name: known[name]() for name in names}, chosen, options.out)
+    report(known or cases(), NAME)

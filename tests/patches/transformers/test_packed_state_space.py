@@ -1,4 +1,4 @@
-"""transformers-packed-state-space: packed rows of tiny models, against their documents alone in float64."""
+"""transformers-packed-state-space and -short-convolution: packed rows against their documents alone in float64."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from tests.harness.forkserver import beside
 
 NAME = "transformers-packed-state-space"
 WORKER = "rlhf_patches.patches.transformers.proofs.packed_linear_attention_ranks"
-MODELS = ("Bamba", "FalconH1", "NemotronH")
+CONVOLUTIONS = "transformers-packed-short-convolution"
+PATCHES = dict.fromkeys(("Bamba", "FalconH1", "NemotronH"), NAME) | dict.fromkeys(("Lfm2", "Lfm2Moe"), CONVOLUTIONS)
 WRONG = ("packed", "2 rows", "long", "bfloat16", "checkpointed", "reentrant")
 LEFT = ("a mask", "not packed", "no positions", "other jumps", "a cache", "generated")
-FEW = (*(f"{model}, {how}" for model in MODELS for how in ("packed", "a cache")), *(f"Bamba, {how}" for how in LEFT))
-"""`make test` has these, in one run; test_packed_linear_attention.py has the others for the same functions."""
+FEW = {
+    NAME: (
+        *(f"{model}, {how}" for model in PATCHES if PATCHES[model] == NAME for how in ("packed", "a cache")),
+        *(f"Bamba, {how}" for how in LEFT),
+    ),
+    CONVOLUTIONS: ("Lfm2, packed", "Lfm2Moe, packed", *(f"Lfm2, {how}" for how in LEFT)),
+}
+"""`make test` has these, one run for each patch; test_packed_linear_attention.py has the others for these functions."""
 RULE_COVERAGE = {
     "minimal scope": "test_all_other_calls_stay_bit_for_bit",
     "no side effects": "test_the_model_is_only_read",
@@ -30,8 +37,9 @@ TOLERANCE = {"bfloat16": 0.1}
 @pytest.fixture(scope="module")
 def seen(run_ranks):
     def run(case):
-        together = FEW if case in FEW else (case,)
-        (report,) = run_ranks(WORKER, *together, "--patch", NAME, levels=beside(None, "trainer"), ranks=1)
+        patch = PATCHES[case.partition(",")[0]]
+        together = FEW[patch] if case in FEW[patch] else (case,)
+        (report,) = run_ranks(WORKER, *together, "--patch", patch, levels=beside(None, "trainer"), ranks=1)
         assert report["status"] == "applied"
         return report
 
@@ -39,12 +47,13 @@ def seen(run_ranks):
 
 
 def of(hows):
-    cases = [f"{model}, {how}" for how in hows for model in MODELS]
-    return pytest.mark.parametrize("case", exhaustive_but(cases, *(case for case in cases if case in FEW)))
+    cases = [f"{model}, {how}" for how in hows for model in PATCHES]
+    few = {case for each in FEW.values() for case in each}
+    return pytest.mark.parametrize("case", exhaustive_but(cases, *(case for case in cases if case in few)))
 
 
 @of(WRONG)
-def test_without_it_states_of_other_documents_come_in(seen, case):
+def test_without_it_other_documents_come_in(seen, case):
     assert seen["before"][case]["gradient"] > 0.1
 
 
