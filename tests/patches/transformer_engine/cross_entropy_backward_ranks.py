@@ -76,7 +76,9 @@ def run(case: dict[str, Any], group: Any) -> dict[str, Any]:
     part = slice(rank * VOCABULARY // ranks, (rank + 1) * VOCABULARY // ranks)
     mine = values[..., part].clone().requires_grad_()
     loss = parallel_cross_entropy(mine * 1.0, target, smoothing, reduce, group)
-    total(loss, weights).backward()
+    # The released kernel reads on behind the one number that a sum expands to all tokens: what is there is made known.
+    one, *_ = torch.tensor([1.0, *[7.0] * loss.numel()])
+    total(loss, weights).backward(one)
     assert mine.grad is not None
 
     exact = values.double().requires_grad_()
