@@ -53,7 +53,7 @@ def averaged(trainer: Any, loss_of: Callable[..., Any], items: Any) -> Callable[
     """A function for a mean over a micro-batch; `Trainer.training_step` assumes that it is divided by ``items``."""
     if items is None or not trainer.model.training or _is_divided_later(trainer):
         return loss_of
-    steps = _steps(trainer)
+    steps = micro_batches_of(trainer)
     if steps == 1 or _is_left(trainer, loss_of):
         return loss_of
     return lambda *args, **kwargs: loss_of(*args, **kwargs) / steps
@@ -102,7 +102,7 @@ def undivided(trainer: Any) -> int:
     accelerator = trainer.accelerator
     if accelerator.distributed_type == "DEEPSPEED" or accelerator.gradient_accumulation_steps > 1:
         return 1  # DeepSpeed's engine or accelerate divides
-    return _steps(trainer)
+    return micro_batches_of(trainer)
 
 
 def replaced_step(trainer: Any) -> str:
@@ -135,7 +135,7 @@ def _is_left(trainer: Any, loss_of: Callable[..., Any], *more: str) -> bool:
     return bool(other)
 
 
-def _steps(trainer: Any) -> int:
+def micro_batches_of(trainer: Any) -> int:
     """The micro-batches of this window: the last of an epoch may have fewer.
 
     Outside train(), and in older transformers, the setting.

@@ -1,0 +1,132 @@
+"""GKD's number of tokens of a window: those that the student or the teacher generated, in place of the data set's.
+
+The number is known once the window's last micro-batch is generated. The micro-batches before it have been divided by
+the released number, so their gradients and losses are multiplied by the quotient of both numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+import rlhf_patches
+
+from .. import _released
+from . import _window
+
+_NAME = "trl-gkd-generated-count"
+_KEPT_WHOLE = ("NO", "MULTI_CPU", "MULTI_GPU")
+"""accelerate's ways of training in which each rank holds whole gradients between micro-batches."""
+
+
+@dataclasses.dataclass
+class _Window:
+    """What the micro-batches of a window had so far."""
+
+    count: Any = 0
+    generated: bool = False
+    micro_batches: int = 0
+    losses: Any = 0.0
+    divisor: torch.Tensor | None = None
+
+
+_windows = WeakTensorKeyDictionary()
+"""By the released number of tokens, while it is alive: one tensor for all micro-batches of a window."""
+_generated = WeakTensorKeyDictionary()
+"""The labels of generated completions, while they are alive."""
+
+
+def generated(labels: Any) -> Any:
+    """The labels of a generated micro-batch, noted as such."""
+    if isinstance(labels, torch.Tensor):
+        _generated[labels] = True
+    return labels
+
+
+def divisor(items: Any) -> Any:
+    """What divides a micro-batch's divergence: the trained tokens if they are known, else the released number."""
+    window = _windows.get(items) if isinstance(items, torch.Tensor) else None
+    return items if window is None or window.divisor is None else window.divisor
+
+
+def step(trainer: Any, training_step: Callable[..., Any], model: Any, inputs: Any, items: Any) -> Any:
+    """In place of ``training_step(model, inputs, items)``, whose loss is divided by ``items``.
+
+    Args:
+        trainer: GKD's.
+        training_step: that of its base class.
+        model: the model, with its wrappers.
+        inputs: a micro-batch, of the data set or generated.
+        items: the tokens of the data set in the window, of all ranks with ``average_tokens_across_devices``.
+    """
+    if items is None or not (trainer.lmbda > 0 or trainer.seq_kd) or _is_left(trainer, items):
+        return training_step(model, inputs, items)
+    window = _noted(inputs["labels"], items)
+    if not trainer.accelerator.sync_gradients:
+        loss = training_step(model, inputs, items)
+        window.losses = window.losses + loss
+        return loss
+    return _last(trainer, training_step, model, inputs, items, window)
+
+
+def _is_left(trainer: Any, items: Any) -> bool:
+    """Whether a window stays as released, which all ranks answer alike."""
+    accelerator = trainer.accelerator
+    if (
+        not isinstance(items, torch.Tensor)
+        or items.dim()  # a number for each GPU of DataParallel
+        or getattr(accelerator, "parallelism_config", None) is not None
+        or (trainer.args.average_tokens_across_devices and _window.averaged_over(trainer) != accelerator.num_processes)
+        or getattr(trainer, "use_liger_gkd_loss", False)
+    ):
+        return True
+    engine = accelerator.distributed_type.value
+    if engine in _KEPT_WHOLE or _window.micro_batches_of(trainer) == 1:
+        return False
+    _released.stays(_NAME, f"{engine} keeps the gradients of earlier micro-batches itself", "the gradient")
+    return True
+
+
+def _noted(labels: torch.Tensor, items: torch.Tensor) -> _Window:
+    """The window of a released number, with this micro-batch's tokens."""
+    window: _Window | None = _windows.get(items)
+    if window is None:
+        _windows[items] = window = _Window()
+    window.count = window.count + (labels[:, 1:] != -100).sum()
+    window.generated = window.generated or labels in _generated
+    window.micro_batches += 1
+    return window
+
+
+def _last(
+    trainer: Any, training_step: Callable[..., Any], model: Any, inputs: Any, items: torch.Tensor, window: _Window
+) -> Any:
+    """The last micro-batch of a window: it, and those before it, are divided by the tokens that the window trains."""
+    other = _window.replaced(trainer, trainer.generalized_jsd_loss)
+    is_known = not other and window.micro_batches == _window.micro_batches_of(trainer)
+    rlhf_patches.decided(_NAME, window.generated and is_known)
+    if other and window.generated:
+        _released.left(_NAME, other)
+    some, count = window.generated and is_known, window.count.to(items.device)
+    if trainer.args.average_tokens_across_devices and trainer.accelerator.num_processes > 1:
+        # Each rank takes part, whatever it knows of its own code.
+        flags = [int(window.generated), int(not is_known)]
+        known = trainer.accelerator.gather(torch.stack([count, *map(count.new_tensor, flags)]))
+        count, generated_by, unknown_to = known.view(-1, 3).sum(0).unbind()
+        some = (generated_by > 0) & (unknown_to == 0)
+    elif not some:
+        return training_step(model, inputs, items)
+    window.divisor = torch.where(torch.as_tensor(some, device=items.device), count.clamp(min=1).to(items.dtype), items)
+    if window.micro_batches == 1:
+        return training_step(model, inputs, items)
+    factor = items / window.divisor
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            # writes: the gradient of the micro-batches before, which were divided by the released number
+            parameter.grad.mul_(factor.to(parameter.grad.device))
+    loss = training_step(model, inputs, items)
+    return torch.where(factor == 1, loss, loss + window.losses * (factor - 1))
