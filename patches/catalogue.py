@@ -482,6 +482,10 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=0.26.0,<1.14.0', modules=('trl.experimental.online_dpo.online_dpo_trainer', 'trl.experimental.nash_md.nash_md_trainer', 'trl.experimental.xpo.xpo_trainer'), independent=True, rewrites=True),
         ListedVariant(distribution='trl', versions='>=1.14.0,<=1.16.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',), rewrites=True),
     )),
+    Listed('trl-online-dpo-metrics', 'rlhf_patches.patches.trl.online_dpo_metrics:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.11.0,<0.26.0', modules=('trl.trainer.online_dpo_trainer',), rewrites=True),
+        ListedVariant(distribution='trl', versions='>=0.26.0,<=1.16.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',), rewrites=True),
+    )),
     Listed('trl-online-dpo-watch-rollouts', 'rlhf_patches.patches.trl.online_dpo_watch_rollouts:WATCH', (
         ListedVariant(distribution='trl', versions='>=0.23.0,<0.26.0', modules=('trl.trainer.online_dpo_trainer',)),
         ListedVariant(distribution='trl', versions='>=0.26.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',)),
