@@ -454,10 +454,13 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=1.8.0,<1.13.0', modules=('trl.trainer.kto_trainer',), rewrites=True),
     )),
     Listed('trl-logit-scaling', 'rlhf_patches.patches.trl.logit_scaling:PATCH', (
-        ListedVariant(distribution='trl', versions='>=1.4.0,<1.11.0', modules=('trl.trainer.sft_trainer',), rewrites=True),
-        ListedVariant(distribution='trl', versions='>=1.11.0,<1.14.0', modules=('trl.trainer.sft_trainer',), rewrites=True),
-        ListedVariant(distribution='trl', versions='>=1.14.0,<1.15.0', modules=('trl.trainer.sft_trainer', 'trl.trainer.dpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.grpo_trainer'), independent=True, rewrites=True),
-        ListedVariant(distribution='trl', versions='>=1.15.0,<=1.16.0', modules=('trl.trainer.utils',), rewrites=True),
+        ListedVariant(distribution='trl', versions='>=1.4.0,<1.5.0', modules=('trl.trainer.sft_trainer',), rewrites=True),
+        ListedVariant(distribution='trl', versions='>=1.5.0,<1.10.0', modules=('trl.trainer.sft_trainer', 'trl.trainer.utils'), independent=True, rewrites=True),
+        ListedVariant(distribution='trl', versions='>=1.10.0,<1.11.0', modules=('trl.trainer.sft_trainer', 'trl.trainer.utils', 'trl.trainer.distillation_trainer'), independent=True, rewrites=True),
+        ListedVariant(distribution='trl', versions='>=1.11.0,<1.13.0', modules=('trl.trainer.sft_trainer', 'trl.trainer.utils', 'trl.trainer.distillation_trainer'), independent=True, rewrites=True),
+        ListedVariant(distribution='trl', versions='>=1.13.0,<1.14.0', modules=('trl.trainer.sft_trainer', 'trl.trainer.utils', 'trl.trainer.distillation_trainer'), independent=True, rewrites=True),
+        ListedVariant(distribution='trl', versions='>=1.14.0,<1.15.0', modules=('trl.trainer.sft_trainer', 'trl.trainer.dpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.grpo_trainer', 'trl.trainer.utils', 'trl.trainer.distillation_trainer'), independent=True, rewrites=True),
+        ListedVariant(distribution='trl', versions='>=1.15.0,<=1.16.0', modules=('trl.trainer.utils', 'trl.trainer.distillation_trainer'), independent=True, rewrites=True),
     )),
     Listed('trl-metrics-deadlock', 'rlhf_patches.patches.trl.metrics_deadlock:PATCH', (
         ListedVariant(distribution='trl', versions='>=1.0.0rc1,<1.14.0', modules=('trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True),

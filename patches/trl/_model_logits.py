@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import rlhf_patches
@@ -33,14 +34,8 @@ def scale(model: Any, config: Any) -> Any:
     Returns:
         None for a model without a factor, as TRL expects.
     """
-    released = getattr(config, "logit_scale", None)
-    if released is None and getattr(config, "output_multiplier", None) is not None:
-        own = None  # TRL reads that next
-    else:
-        own = released if released is not None else _factor(model, config)
-    cap_is_missing = getattr(config, "final_logit_softcapping", None) is None and cap(model, config) is not None
-    is_wrong = released is None and own is not None and own != 1 and _released_scale(config) != own
-    rlhf_patches.decided(_NAME, bool(is_wrong or cap_is_missing))
+    own = _scale(model, config)
+    rlhf_patches.decided(_NAME, _is_wrong(model, config, own))
     return own
 
 
@@ -50,11 +45,53 @@ def scale_or_one(model: Any, config: Any) -> Any:
     return 1.0 if own is None and not hasattr(config, "logit_scale") else own
 
 
+def scale_of_student(model: Any, config: Any) -> Any:
+    """The same for the student of ``DistillationTrainer``, which may have PEFT's wrapper; its teacher decides."""
+    return _scale(_within(model), config)
+
+
+def scale_of_teacher(model: Any, config: Any, student: Any, student_config: Any) -> Any:
+    """The same for the teacher."""
+    own = _scale(_within(model), config)
+    rlhf_patches.decided(
+        _NAME,
+        _is_wrong(_within(model), config, own)
+        or _is_wrong(_within(student), student_config, scale_of_student(student, student_config)),
+    )
+    return own
+
+
 def cap(model: Any, config: Any) -> Any:
     """``config.final_logit_softcapping``, which TRL reads; without it, the cap of the model's own forward, or None."""
     released = getattr(config, "final_logit_softcapping", None)
     name = _CAPS.get(_author(model))
     return released if released is not None or name is None else getattr(config, name)
+
+
+def cap_within(model: Any, config: Any) -> Any:
+    """The same for a model that may have PEFT's wrapper."""
+    return cap(_within(model), config)
+
+
+def _scale(model: Any, config: Any) -> Any:
+    released = getattr(config, "logit_scale", None)
+    if released is None and getattr(config, "output_multiplier", None) is not None:
+        return None  # TRL reads that next
+    return released if released is not None else _factor(model, config)
+
+
+def _is_wrong(model: Any, config: Any, own: Any) -> bool:
+    """Whether TRL's own logits are others than those of the model's forward, which scales with ``own``."""
+    if getattr(config, "final_logit_softcapping", None) is None and cap(model, config) is not None:
+        return True
+    is_read = getattr(config, "logit_scale", None) is not None
+    return not is_read and own is not None and own != 1 and bool(_released_scale(config) != own)
+
+
+def _within(model: Any) -> Any:
+    """The model in PEFT's own wrapper."""
+    peft = sys.modules.get("peft")
+    return model.get_base_model() if peft is not None and isinstance(model, peft.PeftModel) else model
 
 
 def _author(model: Any) -> str:
@@ -73,6 +110,7 @@ def _author(model: Any) -> str:
 def _factor(model: Any, config: Any) -> float | None:
     """The factor of a model's own forward; None without one, and for a setting with which that forward raises."""
     author = _author(model)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
     divisor = factor = None
     if author in _DIVIDES:
         divisor = config.logits_scaling

@@ -42,8 +42,8 @@ PATCH = Patch(
     when="OnlineDPOTrainer, and completions of one batch that differ in length",
     excluded_by=("trl=sft|dpo|grpo|kto|reward|rloo",),
     symptom="""\
-`OnlineDPOTrainer` logs a wrong `objective/kl`, and an `objective/entropy` that is too large. The more the completions of
-a batch differ in length, the larger is the error: with three to five tokens 0.25 for 0.31 nats, and 22.9 for 19.3.
+`OnlineDPOTrainer` logs a wrong `objective/kl`, and an `objective/entropy` that is too large. The more the completions
+of a batch differ in length, the larger is the error: with three to five tokens 0.25 for 0.31 nats, and 22.9 for 19.3.
 `objective/non_score_reward` is `-beta` times that, and `objective/rlhf_reward` has it as a summand. The loss,
 `rewards/*` and `logps/*` are right. No error.""",
     cause="""\

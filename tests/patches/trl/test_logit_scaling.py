@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from rlhf_patches.patches.trl import _model_logits
-from tests.harness.forkserver import TRL, beside
+from tests.harness import unpacked
+from tests.harness.forkserver import TORCH, TRL, Level, beside
 from tests.patches.trl.logit_scaling_ranks import TRAINERS, USERS
 
 RULE_COVERAGE = {
@@ -100,6 +101,59 @@ def test_what_a_user_has_changed_is_as_released(trained):
     right = report["after"]["without a factor"]["gradients"]
     assert report["after"]["own subclass"]["gradients"] == pytest.approx(right, rel=ROUNDING)
     assert report["after"]["own logit_scale"]["gradients"] == pytest.approx(right, rel=ROUNDING)
+
+
+DISTILLED = ("distilled Granite", "distilled RecurrentGemma", "distilled Granite, LoRA")
+ASYNCHRONOUS = ("asynchronous Granite", "asynchronous RecurrentGemma")
+AS_BEFORE = ("distilled Qwen2", "distilled, own forward")
+
+
+def release_of(version):
+    return (*TORCH, Level("tests.harness.loading:transformers_alone", unpacked.folders(f"trl=={version}")))
+
+
+@pytest.mark.parametrize(
+    ("levels", "wrong", "same"),
+    [
+        pytest.param(
+            lambda: TRL,
+            (*DISTILLED, *ASYNCHRONOUS),
+            (*AS_BEFORE, "asynchronous Qwen2", "asynchronous, own forward"),
+            id="1.14",
+        ),
+        *(
+            pytest.param(
+                lambda version=version: release_of(version), wrong, AS_BEFORE[:1], id=version, marks=exhaustive
+            )
+            for version, wrong in {
+                "1.7.0": ASYNCHRONOUS,
+                **dict.fromkeys(("1.10.0", "1.12.0", "1.13.0"), (*DISTILLED, *ASYNCHRONOUS)),
+            }.items()
+        ),
+        pytest.param(
+            lambda: beside("trl-1.16", "trl"), DISTILLED[1:2], (*AS_BEFORE, DISTILLED[0]), id="1.16", marks=exhaustive
+        ),
+    ],
+)
+def test_distillation_and_asynchronous_grpo_have_the_logits_of_the_models_own_forward(run_ranks, levels, wrong, same):
+    same = [case for case in same if case.partition(" ")[0] == "asynchronous" or wrong != ASYNCHRONOUS]
+    (report,) = run_ranks(
+        "tests.patches.trl.logit_scaling_distilled_ranks",
+        *wrong,
+        *same,
+        levels=levels(),
+        ranks=1,
+        ACCELERATE_USE_CPU="true",
+    )
+    assert report["status"] == "applied"
+    for case in wrong:
+        assert report["before"][case]["gradient"] > 0.1, case
+        assert max(report["after"][case]["gradient"], report["after"][case]["loss"]) < 1e-4, case
+    for case in same:
+        assert report["after"][case] == report["before"][case], case
+        assert report["after"][case]["gradient"] < 1e-4 or "own" in case, case
+    assert report["reached"]["held"] == len(wrong)
+    assert report["reached"]["asked"] == len(wrong) + len(same)
 
 
 @pytest.mark.parametrize("setting", [None, 0])
