@@ -337,6 +337,9 @@ LISTED = (
         ListedVariant(distribution='transformers', versions='>=5.2.0,<5.19.0', modules=('transformers.trainer',), rewrites=True),
         ListedVariant(distribution='transformers', versions='>=5.19.0,<=5.24.0', modules=('transformers.trainer',), rewrites=True),
     )),
+    Listed('transformers-collator-eos', 'rlhf_patches.patches.transformers.collator_eos:PATCH', (
+        ListedVariant(distribution='transformers', versions='>=4.45.2,<=5.24.0', modules=('transformers.data.data_collator',), rewrites=True),
+    ), 'transformers has known it since 2023 and recommends another padding token; packed rows train more ends'),
     Listed('transformers-eval-loss', 'rlhf_patches.patches.transformers.eval_loss:PATCH', (
         ListedVariant(distribution='transformers', versions='>=4.46.2,<4.49.0', modules=('transformers.trainer',), rewrites=True),
         ListedVariant(distribution='transformers', versions='>=4.57.0,<5.23.0', modules=('transformers.trainer',), rewrites=True),

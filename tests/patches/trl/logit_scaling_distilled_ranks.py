@@ -6,6 +6,7 @@ How far the loss and the gradient of the backbone are from those of the models' 
 from __future__ import annotations
 
 import copy
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -106,10 +107,10 @@ def asynchronous(make: Callable[[], Any]) -> Any:
 
 
 CASES: dict[str, Callable[[], Any]] = {
-    **{f"distilled {name}": lambda make=make: distilled(make) for name, make in MODELS.items()},
+    **{f"distilled {name}": functools.partial(distilled, make) for name, make in MODELS.items()},
     "distilled Granite, LoRA": lambda: distilled(MODELS["Granite"], peft_config=LORA),
     "distilled, own forward": lambda: distilled(lambda: granite(UnscaledForCausalLM)),
-    **{f"asynchronous {name}": lambda make=make: asynchronous(make) for name, make in MODELS.items()},
+    **{f"asynchronous {name}": functools.partial(asynchronous, make) for name, make in MODELS.items()},
     "asynchronous, own forward": lambda: asynchronous(lambda: granite(UnscaledForCausalLM)),
 }
 
