@@ -7,6 +7,10 @@ from __future__ import annotations
 from rlhf_patches import Listed, ListedCoInstalled, ListedVariant
 
 LISTED = (
+    Listed('accelerate-fsdp1-rotary-precision', 'rlhf_patches.patches.accelerate.fsdp1_rotary_precision:PATCH', (
+        ListedVariant(distribution='accelerate', versions='>=0.28.0,<1.6.0', modules=('accelerate.utils.dataclasses', 'accelerate.accelerator'), rewrites=True),
+        ListedVariant(distribution='accelerate', versions='>=1.6.0,<=1.15.0', modules=('accelerate.utils.dataclasses', 'accelerate.accelerator'), rewrites=True),
+    )),
     Listed('accelerate-fsdp2-load-by-position', 'rlhf_patches.patches.accelerate.fsdp2_load_by_position:PATCH', (
         ListedVariant(distribution='accelerate', versions='>=1.6.0,<1.14.0', modules=('accelerate.utils.fsdp_utils',), rewrites=True),
     )),
@@ -22,11 +26,26 @@ LISTED = (
     Listed('accelerate-resume-order', 'rlhf_patches.patches.accelerate.resume_order:PATCH', (
         ListedVariant(distribution='accelerate', versions='>=0.24.0,<1.15.0', modules=('accelerate.data_loader',), rewrites=True),
     )),
+    Listed('datasets-shuffle-resume', 'rlhf_patches.patches.datasets.shuffle_resume:ADVICE', (
+        ListedVariant(distribution='datasets', versions='>=5.1.0,<=5.2.0', modules=('datasets.iterable_dataset',), rewrites=True, is_advice=True),
+    )),
     Listed('deepspeed-empty-groups', 'rlhf_patches.patches.deepspeed.empty_groups:PATCH', (
         ListedVariant(distribution='deepspeed', versions='>=0.3.13,<=0.19.8', modules=('deepspeed.runtime.engine',), rewrites=True),
     )),
     Listed('deepspeed-group-learning-rates', 'rlhf_patches.patches.deepspeed.group_learning_rates:PATCH', (
         ListedVariant(distribution='deepspeed', versions='>=0.17.2,<0.19.4', modules=('deepspeed.runtime.lr_schedules',), rewrites=True),
+    )),
+    Listed('deepspeed-muon-lost-momentum', 'rlhf_patches.patches.deepspeed.muon_lost_momentum:PATCH', (
+        ListedVariant(distribution='deepspeed', versions='>=0.19.7,<0.19.8', modules=('deepspeed.runtime.zero.stage_1_and_2',), rewrites=True),
+    )),
+    Listed('deepspeed-muon-without-zero', 'rlhf_patches.patches.deepspeed.muon_without_zero:PATCH', (
+        ListedVariant(distribution='deepspeed', versions='>=0.17.6,<0.19.7', modules=('deepspeed.runtime.zero.muon.muon_optimizer',), rewrites=True),
+    )),
+    Listed('deepspeed-muon-zero3', 'rlhf_patches.patches.deepspeed.muon_zero3:PATCH', (
+        ListedVariant(distribution='deepspeed', versions='>=0.18.9,<0.19.8', modules=('deepspeed.runtime.zero.stage3',), rewrites=True),
+    )),
+    Listed('deepspeed-muon-zero-init', 'rlhf_patches.patches.deepspeed.muon_zero_init:ADVICE', (
+        ListedVariant(distribution='deepspeed', versions='>=0.18.9,<0.19.7', modules=('deepspeed', 'deepspeed.runtime.zero.stage3'), rewrites=True, is_advice=True),
     )),
     Listed('deepspeed-offload-accumulation', 'rlhf_patches.patches.deepspeed.offload_accumulation:PATCH', (
         ListedVariant(distribution='deepspeed', versions='>=0.15.2,<0.19.0', modules=('deepspeed.runtime.zero.stage_1_and_2',), rewrites=True),
@@ -37,6 +56,9 @@ LISTED = (
     Listed('deepspeed-pipeline-accumulation', 'rlhf_patches.patches.deepspeed.pipeline_accumulation:PATCH', (
         ListedVariant(distribution='deepspeed', versions='>=0.18.3,<0.18.4', modules=('deepspeed.runtime.engine',), rewrites=True),
         ListedVariant(distribution='deepspeed', versions='>=0.18.4,<0.19.3', modules=('deepspeed.runtime.engine',), rewrites=True),
+    )),
+    Listed('deepspeed-rotary-precision', 'rlhf_patches.patches.deepspeed.rotary_precision:PATCH', (
+        ListedVariant(distribution='deepspeed', versions='>=0.5.5,<0.19.2', modules=('deepspeed.runtime.engine',), rewrites=True),
     )),
     Listed('deepspeed-topk-drops', 'rlhf_patches.patches.deepspeed.topk_drops:PATCH', (
         ListedVariant(distribution='deepspeed', versions='>=0.15.0,<0.19.0', modules=('deepspeed.moe.sharded_moe',), rewrites=True),
@@ -160,6 +182,12 @@ LISTED = (
     )),
     Listed('peft-disable-adapter-restore', 'rlhf_patches.patches.peft.disable_adapter_restore:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.11.0,<=0.21.2', modules=('peft.peft_model',)),
+    )),
+    Listed('peft-dora-conv1d-unmerge', 'rlhf_patches.patches.peft.dora_conv1d_unmerge:PATCH', (
+        ListedVariant(distribution='peft', versions='>=0.16.0,<0.21.0', modules=('peft.tuners.lora.variants',), rewrites=True),
+    )),
+    Listed('peft-dora-second-merge', 'rlhf_patches.patches.peft.dora_second_merge:PATCH', (
+        ListedVariant(distribution='peft', versions='>=0.16.0,<0.21.0', modules=('peft.tuners.lora.variants',), rewrites=True),
     )),
     Listed('peft-hybrid-cache', 'rlhf_patches.patches.peft.hybrid_cache:ADVICE', (
         ListedVariant(distribution='peft', versions='>=0.16.0,<=0.17.1', modules=('peft.peft_model',), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.0.0rc3,<=5.24.0', package='transformers')),
@@ -339,7 +367,7 @@ LISTED = (
     )),
     Listed('transformers-collator-eos', 'rlhf_patches.patches.transformers.collator_eos:PATCH', (
         ListedVariant(distribution='transformers', versions='>=4.45.2,<=5.24.0', modules=('transformers.data.data_collator',), rewrites=True),
-    ), 'transformers has known it since 2023 and recommends another padding token; packed rows train more ends'),
+    ), 'open upstream since 2023, where a change that warns was closed; packed rows get labels at each end'),
     Listed('transformers-eval-loss', 'rlhf_patches.patches.transformers.eval_loss:PATCH', (
         ListedVariant(distribution='transformers', versions='>=4.46.2,<4.49.0', modules=('transformers.trainer',), rewrites=True),
         ListedVariant(distribution='transformers', versions='>=4.57.0,<5.23.0', modules=('transformers.trainer',), rewrites=True),
@@ -552,6 +580,9 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=1.0.0rc1,<1.9.0', modules=('trl.generation.vllm_generation', 'trl.trainer.grpo_trainer', 'trl.experimental.openenv.utils', 'trl.experimental.dppo.dppo_trainer'), independent=True, rewrites=True),
         ListedVariant(distribution='trl', versions='>=1.9.0,<1.10.0', modules=('trl.generation.vllm_generation', 'trl.trainer.grpo_trainer'), independent=True, rewrites=True),
     )),
+    Listed('trl-vlm-image-labels', 'rlhf_patches.patches.trl.vlm_image_labels:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.22.0,<=1.16.0', modules=('trl.trainer.sft_trainer',), rewrites=True),
+    ), "TRL's collator says that models handle vision tokens in their loss; those of transformers do not"),
     Listed('trl-warnings-issued', 'rlhf_patches.patches.trl.warnings_issued:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.14.0,<0.22.0', modules=('trl.trainer.bco_trainer', 'trl.trainer.cpo_trainer', 'trl.trainer.dpo_trainer', 'trl.trainer.grpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.online_dpo_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.reward_trainer'), independent=True, rewrites=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.1.0,<=5.24.0', package='transformers')),
         ListedVariant(distribution='trl', versions='>=0.22.0,<0.24.0', modules=('trl.trainer.bco_trainer', 'trl.trainer.cpo_trainer', 'trl.trainer.dpo_trainer', 'trl.trainer.grpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.online_dpo_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.reward_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.1.0,<=5.24.0', package='transformers')),
@@ -636,6 +667,12 @@ LISTED = (
     Listed('verl-rollout-seed', 'rlhf_patches.patches.verl.rollout_seed:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.9.0,<0.9.1', modules=('verl.workers.rollout.vllm_rollout.vllm_async_server', 'verl.experimental.agent_loop.single_turn_agent_loop'), independent=True, rewrites=True),
         ListedVariant(distribution='verl', versions='>=0.9.1,<=0.9.1', modules=('verl.workers.rollout.vllm_rollout.vllm_async_server', 'verl.experimental.agent_loop.single_turn_agent_loop', 'verl.experimental.agent_loop.tool_agent_loop'), independent=True, rewrites=True),
+    )),
+    Listed('verl-rotary-precision', 'rlhf_patches.patches.verl.rotary_precision:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.2,<0.6.0', modules=('verl.workers.fsdp_workers',), independent=True, rewrites=True),
+        ListedVariant(distribution='verl', versions='>=0.6.0,<0.7.1', modules=('verl.workers.engine.fsdp.transformer_impl', 'verl.workers.fsdp_workers'), independent=True, rewrites=True),
+        ListedVariant(distribution='verl', versions='>=0.7.1,<0.8.0', modules=('verl.workers.engine.fsdp.transformer_impl', 'verl.workers.fsdp_workers'), independent=True, rewrites=True),
+        ListedVariant(distribution='verl', versions='>=0.8.0,<=0.9.1', modules=('verl.workers.engine.fsdp.transformer_impl',), independent=True, rewrites=True),
     )),
     Listed('verl-tool-separator', 'rlhf_patches.patches.verl.tool_separator:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.5.0,<0.6.0', modules=('verl.experimental.agent_loop.tool_agent_loop',), rewrites=True),

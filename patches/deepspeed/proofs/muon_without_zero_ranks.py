@@ -1,0 +1,99 @@
+"""Muon without ZeRO: ``--out FOLDER [CASE ...]``, on one or more ranks, against Muon's definition in float64."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlhf_patches.patches.deepspeed.proofs import muon
+from rlhf_patches.proving import states
+
+NAME = "deepspeed-muon-without-zero"
+CASES = {
+    "float32": muon.Case(),
+    "accumulated": muon.Case(micro_batches=3),
+    "bfloat16": muon.Case(dtype=torch.bfloat16),
+    "stage 0": muon.Case(stage=0),
+    "stage 1": muon.Case(stage=1),
+    "stage 2": muon.Case(stage=2, micro_batches=3),
+}
+
+
+def _optimizer(kind: Any = None) -> tuple[Any, list[torch.nn.Parameter]]:
+    """The optimizer by itself, over a matrix, a vector and a matrix of Adam's."""
+    found = importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer").MuonWithAuxAdam
+    torch.manual_seed(2)
+    matrix, vector, other = (torch.nn.Parameter(torch.randn(*shape)) for shape in ((6, 4), (4,), (4, 4)))
+    groups = [
+        {"params": [matrix, vector], "use_muon": True, "lr": muon.RATE, "momentum": muon.MOMENTUM},
+        {"params": [other], "use_muon": False, "lr": 0.01},
+    ]
+    return (kind(found) if kind else found)(groups), [matrix, vector, other]
+
+
+def by_itself(kind: Any = None) -> dict[str, Any]:
+    """Two steps without an engine: the parameters, whether gradients stay, and what a step without one raises."""
+    optimizer, parameters = _optimizer(kind)
+    stay = []
+    for step in range(2):
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(step))
+        before = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
+        optimizer.step()
+        stay += [torch.equal(a, b.grad) for a, b in zip(before, parameters, strict=True) if b.grad is not None]
+    found = {name: value.tolist() for name, value in zip(("matrix", "vector", "other"), parameters, strict=True)}
+    parameters[0].grad = None
+    try:
+        optimizer.step()
+        raised = ""
+    except AttributeError as error:
+        raised = str(error)
+    return {**found, "stay": all(stay), "raised": raised}
+
+
+def own(released: Any) -> Any:
+    """A user's subclass."""
+    return type("Own", (released,), {"__module__": "mine"})
+
+
+def saved(folder: Path) -> None:
+    """Train one step, and save."""
+    made = muon.engine(CASES["float32"], muon.fresh(CASES["float32"]))
+    muon.train(made, CASES["float32"], dist.get_rank(), dist.get_world_size(), range(1))
+    made.save_checkpoint(str(folder), tag="one")
+    made.destroy()
+
+
+def resumed(folder: Path) -> dict[str, Any]:
+    """Load, train the other steps, and say how far off the whole is."""
+    case = CASES["float32"]
+    made = muon.engine(case, muon.fresh(case))
+    made.load_checkpoint(str(folder), tag="one")
+    muon.train(made, case, dist.get_rank(), dist.get_world_size(), range(1, muon.STEPS))
+    found = muon.weights(made)
+    made.destroy()
+    return muon.off(case, found, dist.get_world_size())
+
+
+def main() -> None:
+    parser = states.parser()
+    parser.add_argument("--more", action="store_true")
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    options = parser.parse_args()
+    muon.start()
+    folder, numbers = Path(states.folder()), iter(range(3))
+
+    def observe() -> dict[str, Any]:
+        found: dict[str, Any] = {case: muon.outcome(CASES[case]) for case in options.cases}
+        if options.more:
+            found |= {"by itself": by_itself(), "a subclass": by_itself(own)}
+            number = next(numbers)
+            saved(folder / str(number))
+            found["resumed"] = {of: resumed(folder / str(of)) for of in range(number + 1)}
+        return found
+
+    states.report(NAME, observe, options.out)
