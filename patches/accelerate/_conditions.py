@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import fsdp2_upcast
+from .. import _float32_buffers
+from . import _buffer_policies, fsdp2_upcast
 
 
 def keeps_low_precision(accelerator: Any, model: Any) -> bool | None:
@@ -24,3 +25,17 @@ def keeps_low_precision(accelerator: Any, model: Any) -> bool | None:
         return None if sharded or hasattr(model, "_orig_mod") or fsdp2_upcast.has_4_bits(named) else True
     except AttributeError:
         return None
+
+
+def rounds_frequencies(self: Any, model: Any) -> bool | None:
+    """Whether FSDP1 is about to wrap a model whose rotary frequencies it casts, by a policy that accelerate has made.
+
+    None for a policy that casts buffers and that somebody else may have made, and for frequencies in other code.
+    """
+    plugin = getattr(self.state, "fsdp_plugin", None)
+    policy = getattr(plugin, "mixed_precision_policy", None)
+    if getattr(plugin, "fsdp_version", 1) != 1 or policy is None or _float32_buffers.is_lossy(model) is False:
+        return False
+    if not _buffer_policies.is_made(policy):
+        return None if str(policy.buffer_dtype) in _buffer_policies.HALF else False
+    return None if _float32_buffers.others(model) else _float32_buffers.is_lossy(model)

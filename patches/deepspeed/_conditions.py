@@ -6,6 +6,7 @@ import sys
 import weakref
 from typing import Any
 
+from .. import _float32_buffers
 from . import group_learning_rates, zero1_last_micro_batch
 
 
@@ -146,6 +147,11 @@ def divided_again(self: Any, grad: Any) -> float | bool | None:
     except AttributeError:
         return None
     return False if steps == 1 or later == 0 else float(steps**-later)
+
+
+def rounds_frequencies(self: Any, model: Any) -> bool | None:
+    """Whether an engine that takes a model casts its rotary frequencies, and whose they are."""
+    return _float32_buffers.is_lossy(model) if self.fp16_enabled() or self.bfloat16_enabled() else False
 
 
 def _reduces(engine: Any) -> bool:

@@ -180,9 +180,10 @@ def verl_driver() -> None:
 
 
 def verl_worker() -> None:
-    """On the above, verl's worker of a policy, and hydra, which makes its configuration."""
+    """On the above, verl's worker of a policy, and hydra, which makes its configuration. 0.4 has other workers."""
     for module in ("verl.workers.engine_workers", "hydra"):
-        importlib.import_module(module)
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(module)
 
 
 def verl_sft() -> None:

@@ -19,6 +19,7 @@ from rlhf_patches.patches.catalogue import LISTED
 
 ROOT = Path(__file__).parents[2]
 CALLERS = {
+    "accelerate-fsdp1-rotary-precision": "accelerate.state:AcceleratorState.__init__",
     "accelerate-resume-order": "transformers.trainer:Trainer",
     "deepspeed-topk-drops": "deepspeed.moe.sharded_moe:TopKGate.forward",
     "openrlhf-k3-gradient": "because it takes log-probabilities, and any may come",
@@ -34,6 +35,7 @@ CALLERS = {
     "verl-replica-seed": "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMReplica.launch_servers",
     "verl-resume-epoch": "verl.trainer.sft_trainer:run_sft",
     "verl-rollout-seed": "verl.workers.rollout.llm_server:LLMServerClient.generate",
+    "verl-rotary-precision": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_model_optimizer",
     "verl-tool-separator": "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._run_agent_loop",
     "verl-trl-value-head": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_module",
 }

@@ -1,0 +1,124 @@
+"""``accelerate-fsdp1-rotary-precision`` on real FSDP and a real Llama (proofs/fsdp1_rotary_precision_ranks.py)."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
+
+from rlhf_patches.patches.accelerate import _buffer_policies
+from rlhf_patches.patches.accelerate.proofs import fsdp1_rotary_precision_ranks
+from tests.harness.forkserver import beside
+
+RULE_COVERAGE = {
+    "minimal scope": ("test_what_users_choose_is_as_released", "test_what_is_right_is_the_same_bit_for_bit"),
+    "no side effects": "test_only_such_policies_change",
+    "backward compatible": "test_what_is_right_is_the_same_bit_for_bit",
+    "known": "test_other_code_and_buffers_are_left_as_released",
+    "no new blocking": "because it sets a type before the model is wrapped: no lock, no collective",
+    "each float32 buffer": "test_other_code_and_buffers_are_left_as_released",
+    "policy that you pass": "test_what_users_choose_is_as_released",
+    "reference model": "test_a_reference_of_trl_is_treated_the_same_way",
+}
+WORKER = fsdp1_rotary_precision_ranks.__name__
+WRONG = ("bf16", "policy by name", "reference")
+CHOSEN = ("own policy", "own dictionary")
+OTHER = ("own code", "own buffer")
+RIGHT = ("no mixed precision", "FSDP2")
+
+
+@pytest.fixture(
+    scope="module",
+    params=["newest", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("1.13", "1.8"))],
+)
+def report(request, run_ranks):
+    """Each case without the patch, with it, and after it was reverted."""
+    release = None if request.param == "newest" else f"accelerate-{request.param}"
+    (report,) = run_ranks(WORKER, levels=beside(release, "accelerate"), ranks=1)
+    assert report["status"] == "applied"
+    return report
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_without_it_distant_tokens_are_wrong(report, case):
+    """Those that are near are as wrong as bfloat16 is: 0.01."""
+    found = report["before"][case]
+    assert found["buffers"]["model.rotary_emb.inv_freq"] == "bfloat16"
+    assert found["far"] > 4 * found["near"]
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_with_it_they_are_as_exact_as_near_ones(report, case):
+    found = report["after"][case]
+    assert set(found["buffers"].values()) == {"float32"}
+    assert found["far"] < 1.5 * found["near"]
+    assert found["gradient"] < 0.5 * report["before"][case]["gradient"]
+
+
+def test_with_it_fsdp1_is_as_exact_as_fsdp2(report):
+    assert report["after"]["bf16"]["far"] == pytest.approx(report["after"]["FSDP2"]["far"], rel=0.3)
+
+
+@pytest.mark.parametrize("case", CHOSEN)
+def test_what_users_choose_is_as_released(report, case):
+    assert report["after"][case] == report["before"][case]
+
+
+@pytest.mark.parametrize("case", OTHER)
+def test_other_code_and_buffers_are_left_as_released(report, case):
+    """And rank 0 says so, where a model has rotary frequencies."""
+    found = dict(report["after"][case])
+    (message,) = found.pop("messages")
+    assert "may have to be cast" in message
+    assert {**found, "messages": []} == report["before"][case]
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_what_is_right_is_the_same_bit_for_bit(report, case):
+    assert report["after"][case] == report["before"][case]
+
+
+def test_a_reference_of_trl_is_treated_the_same_way(report):
+    """`prepare_fsdp` wraps it, and it computes before the model is prepared: both differ by bfloat16's rounding."""
+    for state in ("before", "after"):
+        found = report[state]["reference"]
+        assert found["reference"] < 1.5 * found["near"], (state, found)
+    assert report["after"]["reference"]["far"] < 1.5 * report["after"]["reference"]["near"]
+
+
+def test_reverted_it_is_accelerate_s_own_again(report):
+    for case, found in report["reverted"].items():
+        assert {**found, "messages": []} == report["before"][case]
+
+
+def test_a_run_is_told_whether_it_was_affected(report):
+    """FSDP2 goes another way; whether users' policies and code are wrong is not known."""
+    reached = report["reached"]
+    assert (reached["held"], reached["calls"]) == (len(WRONG), len(report["after"]) - 1)
+    assert reached["asked"] == len(WRONG) + 1
+
+
+def test_only_such_policies_change():
+    """Of FSDP1, in half precision, with one type; nothing keeps them."""
+    half, full = torch.bfloat16, torch.float32
+    for policy in (
+        MixedPrecision(param_dtype=full, reduce_dtype=full, buffer_dtype=full),
+        MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=full),
+        MixedPrecisionPolicy(param_dtype=half, reduce_dtype=half, output_dtype=half),
+    ):
+        before = copy.copy(policy)
+        assert _buffer_policies.without_buffers(policy) is policy
+        assert policy == before
+        assert not _buffer_policies.is_made(policy)
+    made = _buffer_policies.without_buffers(MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=half))
+    assert made == MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=None)
+    assert _buffer_policies.is_made(made)
+    assert not _buffer_policies.is_made(copy.copy(made)), "equal is not the same"
+    kept = weakref.ref(made)
+    del made
+    gc.collect()
+    assert kept() is None
