@@ -60,7 +60,7 @@ BEFORE_AND_AFTER = (
 # Many wheels, older releases, hundreds of processes: tests with this mark have sessions of their own.
 NOT_EXHAUSTIVE = ("-m", "not exhaustive")
 # What is installed beside TRL. ms-swift, in the other environment, has no room for these.
-_BY_TRL = ("trl", "deepspeed", "accelerate", "peft", "transformers", "openrlhf", "torch")
+_BY_TRL = ("trl", "deepspeed", "accelerate", "peft", "transformers", "openrlhf", "torch", "datasets")
 BY_TRL = [f"tests/patches/{name}" for name in _BY_TRL]
 OF_ALL = ["tests/patches/test_contract.py", "tests/patches/test_texts.py", "tests/patches/test_pairs.py"]
 ON_VLLM = ["tests/patches/trl_on_vllm", "tests/patches/vllm"]

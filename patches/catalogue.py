@@ -8,7 +8,7 @@ from rlhf_patches import Listed, ListedCoInstalled, ListedVariant
 
 LISTED = (
     Listed('accelerate-fsdp1-rotary-precision', 'rlhf_patches.patches.accelerate.fsdp1_rotary_precision:PATCH', (
-        ListedVariant(distribution='accelerate', versions='>=0.28.0,<1.6.0', modules=('accelerate.utils.dataclasses', 'accelerate.accelerator'), rewrites=True),
+        ListedVariant(distribution='accelerate', versions='>=0.17.0,<1.6.0', modules=('accelerate.utils.dataclasses', 'accelerate.accelerator'), rewrites=True),
         ListedVariant(distribution='accelerate', versions='>=1.6.0,<=1.15.0', modules=('accelerate.utils.dataclasses', 'accelerate.accelerator'), rewrites=True),
     )),
     Listed('accelerate-fsdp2-load-by-position', 'rlhf_patches.patches.accelerate.fsdp2_load_by_position:PATCH', (

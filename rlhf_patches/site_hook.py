@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 WATCHED = (
     "torch",
     "accelerate",
+    "datasets",
     "deepspeed",
     "math_verify",
     "megatron",

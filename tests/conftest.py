@@ -44,6 +44,7 @@ NEEDS = {
     "patches/trl_on_vllm": ("vllm", "rollouts"),
     "patches/vllm": ("vllm", "rollouts"),
     "patches/peft": ("peft", "trl-newest"),
+    "patches/datasets": ("datasets", "trl-newest"),
     "patches/transformers": ("trl", "trl-newest"),
     "patches/openrlhf": ("deepspeed", "trl-newest"),
     "patches/torch": ("torch", "trl-newest"),

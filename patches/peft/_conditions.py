@@ -38,6 +38,12 @@ def taken_for_another_layer(config: Any, key: str) -> bool | None:
         return None
 
 
+def stored_transposed(module: Any) -> bool | None:
+    """Whether the layer is a Conv1D: None if it does not say."""
+    transposed = getattr(module, "fan_in_fan_out", None)
+    return None if transposed is None else bool(transposed)
+
+
 def _selected(layers: Any, numbers: set[int]) -> set[bool]:
     return {number == layers if isinstance(layers, int) else number in layers for number in numbers}
 
