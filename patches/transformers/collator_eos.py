@@ -32,7 +32,10 @@ its own `torch_call` stays as released, too. The patch adds no end: tokenize you
 With the patch each text has one more label, its end, and the model learns to stop. Losses change slightly, the most for
 short texts. A model that was trained without the patch may need its end token trained: a short run suffices to see it
 in the generations.""",
-    references=("https://github.com/huggingface/transformers/issues/23530",),
+    references=(
+        "https://github.com/huggingface/transformers/issues/23530",
+        "https://github.com/huggingface/transformers/pull/27474",
+    ),
     variants=(
         Variant(
             Guard("transformers", ">=4.45.2,<=5.24.0"),
@@ -47,6 +50,6 @@ in the generations.""",
         ),
     ),
     obsolete_when="when the oldest transformers in use reads the attention mask; no release so far does",
-    contested="transformers has known it since 2023 and recommends another padding token; packed rows train more ends",
+    contested="open upstream since 2023, where a change that warns was closed; packed rows get labels at each end",
     conditions=(Condition(_TARGET),),
 )

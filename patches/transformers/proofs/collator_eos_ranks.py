@@ -13,17 +13,51 @@ import transformers
 from datasets import Dataset
 
 from rlhf_patches.patches.transformers.proofs.kept_gradient import Kept
-from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
 
 NAME = "transformers-collator-eos"
 END = 1
 TEXTS = ([5, 6, 7, 8, END], [9, 10, END])
-"""By small.py's tokenizer, whose end is 1 and whose own padding token is 0."""
+STEPS: dict[str, Any] = {
+    "max_grad_norm": 0.0,
+    "report_to": "none",
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "save_strategy": "no",
+    "max_steps": 1,
+    "logging_steps": 1,
+}
 
 
 KINDS: dict[str, type] = {}
 """The collator of a case, if it is another one."""
+
+
+def tokenizer_of(case: str) -> Any:
+    """Twenty words; the end is the padding, too, unless the case has a padding token."""
+    from tokenizers import Tokenizer, models
+
+    words = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(17))]
+    plain = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="<unk>"))
+    padding = "<pad>" if case == "own padding token" else "<eos>"
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=plain, pad_token=padding, eos_token="<eos>", mask_token="<unk>"
+    )
+
+
+def made() -> Any:
+    """One layer with the same weights every time."""
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(
+        vocab_size=20,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    return transformers.Qwen2ForCausalLM(config)
 
 
 def examples(case: str) -> list[dict[str, Any]]:
@@ -35,18 +69,13 @@ def examples(case: str) -> list[dict[str, Any]]:
 
 def trained(case: str) -> dict[str, Any]:
     """The labels of a step's batch, and how far its gradient is from a multiple of that of all tokens in float64."""
-    tokenizer, model = small.tokenizer(), small.model()
-    if case != "own padding token":
-        tokenizer.pad_token = tokenizer.eos_token
+    model = made()
     kind = KINDS.get(case, transformers.DataCollatorForLanguageModeling)
-    tokenizer.mask_token = "<unk>"
-    collator = kind(tokenizer, mlm=case == "masked language modeling", mlm_probability=0.3)
+    collator = kind(tokenizer_of(case), mlm=case == "masked language modeling", mlm_probability=0.3)
     optimizer = Kept(model.parameters(), lr=0.1)
     trainer = transformers.Trainer(
         model,
-        transformers.TrainingArguments(
-            states.folder(), per_device_train_batch_size=2, max_steps=1, logging_steps=1, **small.STEPS
-        ),
+        transformers.TrainingArguments(states.folder(), per_device_train_batch_size=2, **STEPS),
         train_dataset=Dataset.from_list(examples(case)),
         data_collator=collator,
         optimizers=(optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer)),
@@ -62,7 +91,7 @@ def trained(case: str) -> dict[str, Any]:
     torch.manual_seed(0)
     trainer.train()
     got = torch.cat([each.flatten() for each in trainer.optimizer.optimizer.found]).double()
-    exact, sums, tokens = small.model().double(), torch.zeros(()), 0
+    exact, sums, tokens = made().double(), torch.zeros(()), 0
     for row in [each["input_ids"] for each in examples(case)]:
         logits = exact(torch.tensor([row])).logits[0, :-1]
         sums = sums - logits.log_softmax(-1)[range(len(row) - 1), row[1:]].sum()
