@@ -24,6 +24,7 @@ EXAMPLES, BUFFER, READ = 1000, 100, 300
 @pytest.fixture
 def told():
     """How often a run was told so far, with the advice on."""
+    pytest.importorskip("datasets")
     rlhf_patches.apply(only=NAME)
     assert rlhf_patches.report()[NAME].status.value == "advice"
     yield lambda: rlhf_patches.report()[NAME].reached.held
