@@ -453,7 +453,7 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=0.6.0,<=1.16.0', modules=('trl.trainer.utils',), rewrites=True),
     )),
     Listed('trl-gkd-generated-count', 'rlhf_patches.patches.trl.gkd_generated_count:PATCH', (
-        ListedVariant(distribution='trl', versions='>=1.7.0,<=1.16.0', modules=('trl.experimental.gkd.gkd_trainer',), rewrites=True),
+        ListedVariant(distribution='trl', versions='>=1.7.0,<=1.16.0', modules=('trl.experimental.gkd.gkd_trainer', 'trl.experimental.gold.gold_trainer'), independent=True, rewrites=True),
     )),
     Listed('trl-grpo-dapo-scale', 'rlhf_patches.patches.trl.grpo_dapo_scale:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.22.0,<1.9.1', modules=('trl.trainer.grpo_trainer',), rewrites=True),

@@ -1,7 +1,8 @@
-"""GKD's number of tokens of a window: those that the student or the teacher generated, in place of the data set's.
+"""GKD's and GOLD's number of tokens of a window: those that were generated, in place of the data set's.
 
-The number is known once the window's last micro-batch is generated. The micro-batches before it have been divided by
-the released number, so their gradients and losses are multiplied by the quotient of both numbers.
+GOLD generates all micro-batches of a window before the first loss. GKD generates each before its own loss, so it knows
+the number at the last one. The micro-batches before it have been divided by the released number: their gradients and
+losses are multiplied by the quotient of both numbers.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ def step(trainer: Any, training_step: Callable[..., Any], model: Any, inputs: An
         inputs: a micro-batch, of the data set or generated.
         items: the tokens of the data set in the window, of all ranks with ``average_tokens_across_devices``.
     """
-    if items is None or not (trainer.lmbda > 0 or trainer.seq_kd) or _is_left(trainer, items):
+    if items is None or not (trainer.lmbda > 0 or trainer.seq_kd):
+        return training_step(model, inputs, items)
+    if _counts_otherwise(trainer, items) or _is_kept_by_an_engine(trainer):
         return training_step(model, inputs, items)
     window = _noted(inputs["labels"], items)
     if not trainer.accelerator.sync_gradients:
@@ -73,18 +76,70 @@ def step(trainer: Any, training_step: Callable[..., Any], model: Any, inputs: An
     return _last(trainer, training_step, model, inputs, items, window)
 
 
-def _is_left(trainer: Any, items: Any) -> bool:
-    """Whether a window stays as released, which all ranks answer alike."""
+def divisor_of_a_buffer(trainer: Any, inputs: Any, items: Any) -> Any:
+    """The same in GOLD, which has filled a buffer with the window's micro-batches.
+
+    Args:
+        trainer: GOLD's.
+        inputs: a micro-batch of the buffer.
+        items: the tokens of the data set in the window, as often as the loader repeats them.
+    """
+    if not isinstance(items, torch.Tensor):
+        return items
+    window = _windows.get(items)
+    if window is None:
+        _windows[items] = window = _Window()
+        window.divisor = _of_a_buffer(trainer, inputs, items)
+    return items if window.divisor is None else window.divisor
+
+
+def _of_a_buffer(trainer: Any, inputs: Any, items: torch.Tensor) -> torch.Tensor | None:
+    """The trained tokens, as often as the released number counts each; None if the window stays as released."""
+    if not any(trainer._buffered_on_policy or ()) or _counts_otherwise(trainer, items):
+        rlhf_patches.decided(_NAME, False)
+        return None
+    batches = trainer._buffered_inputs or []
+    labels = [batch.get("labels") if isinstance(batch, dict) else None for batch in batches]
+    other = _window.replaced(trainer, trainer.generalized_jsd_loss, *_window.LOADING)
+    is_known = not other and any(inputs is each for each in batches) and all(each is not None for each in labels)
+    rlhf_patches.decided(_NAME, is_known)
+    if other:
+        _released.left(_NAME, other)
+    counts = [(each[:, 1:] != -100).sum() for each in labels if each is not None]
+    count = torch.stack(counts).sum().to(items.device) if counts else items.new_zeros(())
+    known, unknown_to = _of_all_ranks(trainer, count, int(not is_known))
+    trained = known.clamp(min=1) * trainer.args.gradient_accumulation_steps
+    return torch.where(unknown_to > 0, items, trained.to(items.dtype))
+
+
+def _of_all_ranks(trainer: Any, count: torch.Tensor, *flags: int) -> Any:
+    """The sums over ranks, if their tokens count together; each rank takes part, whatever it knows of its own code."""
+    mine = torch.stack([count, *map(count.new_tensor, flags)])
+    if _adds_up(trainer):
+        mine = trainer.accelerator.gather(mine).view(-1, len(mine)).sum(0)
+    return mine.unbind()
+
+
+def _adds_up(trainer: Any) -> bool:
+    """Whether the released number is that of several ranks."""
+    return bool(trainer.args.average_tokens_across_devices) and int(trainer.accelerator.num_processes) > 1
+
+
+def _counts_otherwise(trainer: Any, items: Any) -> bool:
+    """Whether a number has other rules than here, which all ranks answer alike."""
     accelerator = trainer.accelerator
-    if (
+    return (
         not isinstance(items, torch.Tensor)
-        or items.dim()  # a number for each GPU of DataParallel
+        or items.dim() > 0  # a number for each GPU of DataParallel
         or getattr(accelerator, "parallelism_config", None) is not None
         or (trainer.args.average_tokens_across_devices and _window.averaged_over(trainer) != accelerator.num_processes)
-        or getattr(trainer, "use_liger_gkd_loss", False)
-    ):
-        return True
-    engine = accelerator.distributed_type.value
+        or bool(getattr(trainer, "use_liger_gkd_loss", False))
+    )
+
+
+def _is_kept_by_an_engine(trainer: Any) -> bool:
+    """Whether the gradients of earlier micro-batches are not in the parameters, which all ranks answer alike."""
+    engine = trainer.accelerator.distributed_type.value
     if engine in _KEPT_WHOLE or _window.micro_batches_of(trainer) == 1:
         return False
     _released.stays(_NAME, f"{engine} keeps the gradients of earlier micro-batches itself", "the gradient")
@@ -111,16 +166,12 @@ def _last(
     rlhf_patches.decided(_NAME, window.generated and is_known)
     if other and window.generated:
         _released.left(_NAME, other)
-    some, count = window.generated and is_known, window.count.to(items.device)
-    if trainer.args.average_tokens_across_devices and trainer.accelerator.num_processes > 1:
-        # Each rank takes part, whatever it knows of its own code.
-        flags = [int(window.generated), int(not is_known)]
-        known = trainer.accelerator.gather(torch.stack([count, *map(count.new_tensor, flags)]))
-        count, generated_by, unknown_to = known.view(-1, 3).sum(0).unbind()
-        some = (generated_by > 0) & (unknown_to == 0)
-    elif not some:
+    if not (window.generated and is_known) and not _adds_up(trainer):
         return training_step(model, inputs, items)
-    window.divisor = torch.where(torch.as_tensor(some, device=items.device), count.clamp(min=1).to(items.dtype), items)
+    flags = int(window.generated), int(not is_known)
+    count, generated_by, unknown_to = _of_all_ranks(trainer, window.count.to(items.device), *flags)
+    some = (generated_by > 0) & (unknown_to == 0)
+    window.divisor = torch.where(some, count.clamp(min=1).to(items.dtype), items)
     if window.micro_batches == 1:
         return training_step(model, inputs, items)
     factor = items / window.divisor

@@ -15,7 +15,7 @@ from .. import _hooks, _released
 COUNTED = ("dapo", "cispo", "vespo")
 """GRPO's losses that are divided by the tokens of a generation."""
 _METHODS = ("compute_loss", "training_step", "get_batch_samples", "_get_num_items_in_batch")
-_LOADING = ("get_train_dataloader", "_get_train_sampler")
+LOADING = ("get_train_dataloader", "_get_train_sampler")
 """The methods that yield a step's batch once per micro-batch of the step."""
 _AFTER_THE_LOSS = ("_inner_training_loop", "_run_epoch", "_clip_grad_norm")
 """The methods of ``Trainer`` in which the gradients are complete, in one release or another."""
@@ -44,7 +44,7 @@ def summed(trainer: Any, loss_of: Callable[..., Any], items: Any, counted: int =
     if items is None or not trainer.model.training:
         return loss_of
     times = counted * averaged_over(trainer)
-    if times == 1 or _is_left(trainer, loss_of, *(_LOADING if counted > 1 else ())):
+    if times == 1 or _is_left(trainer, loss_of, *(LOADING if counted > 1 else ())):
         return loss_of
     return lambda *args, **kwargs: loss_of(*args, **kwargs) * times
 

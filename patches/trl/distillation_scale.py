@@ -71,7 +71,7 @@ Not repaired:
 
 - **tokens that the student generates** (`lmbda` above 0): TRL divides them by the number of tokens that the data set
   has in their place, because transformers counts those; their gradients get the same factors.
-  `trl-gkd-generated-count` repairs the number in GKD, nothing does in GOLD;
+  `trl-gkd-generated-count` repairs the number;
 - Liger's losses up to 1.13.0, which have the same bug;
 - `DistillationTrainer` in 1.7.0 to 1.8.0; 1.9.0 repairs it;
 - GKD before 1.7.0, which `transformers-accumulation-scale` repairs. That patch does not repair GOLD, and logs so.

@@ -25,7 +25,7 @@ RULE_COVERAGE = {
     "the patch logs so": "test_an_engine_that_keeps_gradients_itself_is_left",
     "bit for bit": "test_what_was_right_is_the_same_bit_for_bit",
     "What is sampled does not change": "test_the_mean_is_over_the_tokens_that_are_trained",
-    "both factors are right": "test_on_two_ranks",
+    "all factors are right": ("test_on_two_ranks", "test_gold_counts_the_tokens_of_its_buffer"),
     "The patch does not change": "test_what_is_one_s_own_is_left_alone",
 }
 WORKER = "rlhf_patches.patches.trl.proofs.gkd_generated_count_ranks"
@@ -167,6 +167,26 @@ def test_what_counts_by_other_rules_is_left(changes):
     found = step_of(**changes)
     items = changes.get("items", 9)
     assert all(each is items for each in found) if "items" in changes else found == [9, 9]
+
+
+GOLD = "tests.patches.trl.gold_generated_count_ranks"
+GENERATED = ("GOLD 2 generated", "GOLD 4 mixed")
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+def test_gold_counts_the_tokens_of_its_buffer(run_ranks, ranks):
+    found = run_ranks(GOLD, *GENERATED, "GOLD 2", "Loads 2 generated", levels=TRL, ranks=ranks)[0]
+    assert found["status"] == ["applied", "applied"]
+    for case in GENERATED:
+        before, after, both = (found[state][case] for state in ("before", "after", "both"))
+        steps = int(case.split()[1])
+        assert abs(before["factor of tokens"] * steps * ranks - 1) > 0.05
+        assert after["factor of tokens"] == pytest.approx(1 / steps / ranks, rel=ROUNDING)
+        assert both["error of tokens"] < ROUNDING
+        assert both["tokens"] == before["tokens"]
+    for case in ("GOLD 2", "Loads 2 generated"):
+        assert found["after"][case] == found["before"][case]
+    assert (found["reached"]["asked"], found["reached"]["held"]) == (4, 2)
 
 
 @pytest.mark.exhaustive
