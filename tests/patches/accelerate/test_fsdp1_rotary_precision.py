@@ -21,6 +21,7 @@ RULE_COVERAGE = {
     "known": "test_other_code_and_buffers_are_left_as_released",
     "no new blocking": "because it sets a type before the model is wrapped: no lock, no collective",
     "each float32 buffer": "test_other_code_and_buffers_are_left_as_released",
+    "any other float32 buffer": "test_other_code_and_buffers_are_left_as_released",
     "policy that you pass": "test_what_users_choose_is_as_released",
     "reference model": "test_a_reference_of_trl_is_treated_the_same_way",
 }

@@ -13,7 +13,6 @@ RULE_COVERAGE = {
     "backward compatible": ("test_float32_is_the_same_bit_for_bit", "test_own_code_is_left_as_released"),
     "known": "test_own_code_is_left_as_released",
     "no new blocking": "because the cast is the release's own: no lock, no collective",
-    "computes in float32 for each dtype": "tests/patches/test_float32_buffers.py::test_all_models_keep_them",
     "all other buffers as released": "test_other_buffers_are_cast_as_released",
     "not transformers' own code": "test_own_code_is_left_as_released",
 }

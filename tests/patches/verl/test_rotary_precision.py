@@ -13,8 +13,8 @@ RULE_COVERAGE = {
     "backward compatible": "test_what_is_right_is_the_same_bit_for_bit",
     "known": "test_own_code_is_left_as_released",
     "no new blocking": "because the cast is the release's own: no lock, no collective",
-    "all other buffers as released": "tests/patches/test_float32_buffers.py::test_other_buffers_are_cast",
     "not transformers' own code": "test_own_code_is_left_as_released",
+    "a model in float32": "test_what_is_right_is_the_same_bit_for_bit",
 }
 WORKER = "rlhf_patches.patches.verl.proofs.rotary_precision_ranks"
 # Before 0.8, verl imports what TRL has moved since.
