@@ -35,6 +35,9 @@ LISTED = (
     Listed('deepspeed-group-learning-rates', 'rlhf_patches.patches.deepspeed.group_learning_rates:PATCH', (
         ListedVariant(distribution='deepspeed', versions='>=0.17.2,<0.19.4', modules=('deepspeed.runtime.lr_schedules',), rewrites=True),
     )),
+    Listed('deepspeed-kept-gradients', 'rlhf_patches.patches.deepspeed.kept_gradients:PATCH', (
+        ListedVariant(distribution='deepspeed', versions='>=0.17.6,<0.18.6', modules=('deepspeed.runtime.engine',), rewrites=True),
+    )),
     Listed('deepspeed-muon-lost-momentum', 'rlhf_patches.patches.deepspeed.muon_lost_momentum:PATCH', (
         ListedVariant(distribution='deepspeed', versions='>=0.19.7,<0.19.8', modules=('deepspeed.runtime.zero.stage_1_and_2',), rewrites=True),
     )),
@@ -69,6 +72,9 @@ LISTED = (
         ListedVariant(distribution='deepspeed', versions='>=0.16.6,<0.18.0', modules=('deepspeed.runtime.engine',), rewrites=True),
         ListedVariant(distribution='deepspeed', versions='>=0.18.0,<0.18.3', modules=('deepspeed.runtime.engine',), rewrites=True),
     )),
+    Listed('deepspeed-unscaled-loss', 'rlhf_patches.patches.deepspeed.unscaled_loss:PATCH', (
+        ListedVariant(distribution='deepspeed', versions='>=0.18.3,<=0.19.8', modules=('deepspeed.runtime.engine',), rewrites=True),
+    )),
     Listed('deepspeed-zero1-last-micro-batch', 'rlhf_patches.patches.deepspeed.zero1_last_micro_batch:PATCH', (
         ListedVariant(distribution='deepspeed', versions='>=0.18.3,<0.19.0', modules=('deepspeed.runtime.engine',), rewrites=True),
     )),
@@ -78,6 +84,9 @@ LISTED = (
     Listed('deepspeed-zero3-rare-parameters', 'rlhf_patches.patches.deepspeed.zero3_rare_parameters:PATCH', (
         ListedVariant(distribution='deepspeed', versions='>=0.9.2,<0.17.5', modules=('deepspeed.runtime.zero.stage3',), rewrites=True),
         ListedVariant(distribution='deepspeed', versions='>=0.17.5,<=0.19.8', modules=('deepspeed.runtime.zero.stage3',), rewrites=True),
+    )),
+    Listed('deepspeed-zero3-rotary-init', 'rlhf_patches.patches.deepspeed.zero3_rotary_init:PATCH', (
+        ListedVariant(distribution='deepspeed', versions='>=0.10.0,<=0.19.8', modules=('deepspeed.runtime.zero.partition_parameters',), rewrites=True),
     )),
     Listed('math-verify-thread', 'rlhf_patches.patches.math_verify.thread:PATCH', (
         ListedVariant(distribution='math-verify', versions='>=0.6.1,<=0.9.0', modules=('math_verify.utils',)),
@@ -372,6 +381,10 @@ LISTED = (
         ListedVariant(distribution='transformers', versions='>=4.46.2,<4.49.0', modules=('transformers.trainer',), rewrites=True),
         ListedVariant(distribution='transformers', versions='>=4.57.0,<5.23.0', modules=('transformers.trainer',), rewrites=True),
         ListedVariant(distribution='transformers', versions='>=5.23.0,<=5.24.0', modules=('transformers.trainer',), rewrites=True),
+    )),
+    Listed('transformers-expert-parallel-gradient', 'rlhf_patches.patches.transformers.expert_parallel_gradient:PATCH', (
+        ListedVariant(distribution='transformers', versions='>=5.7.0,<5.16.0', modules=('transformers.integrations.tensor_parallel',), rewrites=True),
+        ListedVariant(distribution='transformers', versions='>=5.16.0,<5.17.0', modules=('transformers.distributed.tensor_parallel',), rewrites=True),
     )),
     Listed('transformers-first-token-count', 'rlhf_patches.patches.transformers.first_token_count:PATCH', (
         ListedVariant(distribution='transformers', versions='>=5.10.1,<=5.24.0', modules=('transformers.trainer',), rewrites=True),

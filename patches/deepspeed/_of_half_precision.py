@@ -1,0 +1,40 @@
+"""DeepSpeed's optimizers for 16 bits without ZeRO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _released
+
+_MODULES = ("deepspeed.runtime.fp16.fused_optimizer", "deepspeed.runtime.fp16.unfused_optimizer")
+
+
+def is_released(optimizer: Any) -> bool:
+    """Whether an optimizer is one of them, and takes its own steps."""
+    # known: only the two classes defined in these modules have these names; a subclass defined elsewhere is a user's
+    if type(optimizer).__module__ not in _MODULES:
+        return False
+    return not _released.others(optimizer, "step", "unscale_and_clip_grads", "zero_grad", packages=("deepspeed",))
+
+
+def cleared(engine: Any) -> bool:
+    """Whether the gradients of an engine's parameters have to be cleared after a step, as ZeRO's are."""
+    return bool(engine.zero_optimization()) or is_released(engine.optimizer)
+
+
+def scale(engine: Any) -> float | None:
+    """By how much a step divides an engine's gradients; 1 for other optimizers, None if a user's code may multiply."""
+    optimizer = engine.optimizer
+    # known: as above
+    if type(optimizer).__module__ not in _MODULES:
+        return 1.0
+    own = type(engine).__module__.partition(".")[0] != "deepspeed"  # known: a user's engine is defined elsewhere
+    if own or optimizer.custom_loss_scaler or not is_released(optimizer):
+        return None
+    return float(getattr(optimizer, "loss_scale_config", optimizer).cur_scale)  # the first from 0.18.6 on
+
+
+def scaled(engine: Any, loss: Any) -> Any:
+    """A loss times what the step divides by."""
+    factor = scale(engine)
+    return loss if factor in (1.0, None) else loss.float() * factor

@@ -1,0 +1,144 @@
+"""Steps in 16 bits without ZeRO: ``--out FOLDER PATCH CASE ...``, on one or more ranks, against float64."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlhf_patches.patches.deepspeed.proofs import on_cpu
+from rlhf_patches.proving import states
+from rlhf_patches.testing import applied
+
+STEPS, RATE = 4, 0.1
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "float32": torch.float32}
+SCALE = {"initial_scale_power": 10}
+
+
+def data(micro_batches: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets by step, micro-batch and rank."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (STEPS, micro_batches, dist.get_world_size(), 16, 8)
+    return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+
+
+def exactly(start: torch.Tensor, micro_batches: int) -> torch.Tensor:
+    """The weights after all steps of SGD."""
+    weight = start.double()
+    for xs, ys in zip(*data(micro_batches), strict=True):
+        x, y = (tensor.double().flatten(0, -2) for tensor in (xs, ys))
+        weight = weight - RATE * 2 * (x @ weight.T - y).T @ x / y.numel()
+    return weight
+
+
+def made(kind: str, stage: int | None, micro_batches: int, **config: Any) -> Any:
+    """An engine of one layer."""
+    import deepspeed
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8, bias=False).to(DTYPES[kind])
+    zero = {"stage": stage, "reduce_bucket_size": 1000, "allgather_bucket_size": 1000}
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=RATE),
+        config={
+            "train_micro_batch_size_per_gpu": 16,
+            "gradient_accumulation_steps": micro_batches,
+            "gradient_clipping": 0.0,
+            "zero_allow_untested_optimizer": True,
+            "bf16": {"enabled": kind == "bf16"},
+            "fp16": {"enabled": kind == "fp16", **SCALE},
+            **({} if stage is None else {"zero_optimization": zero}),
+            **config,
+        },
+    )
+    return engine
+
+
+def train(engine: Any, kind: str, micro_batches: int, how: str, steps: range = range(STEPS)) -> list[float]:
+    """Train these steps; returns the losses that ``backward`` returns."""
+    found = []
+    xs, ys = (tensor[:, :, dist.get_rank()] for tensor in data(micro_batches))
+    for step in steps:
+        for x, y in zip(xs[step], ys[step], strict=True):
+            loss = ((engine(x.to(DTYPES[kind])).float() - y) ** 2).mean()
+            found.append(float(engine.backward(loss)))
+            engine.step()
+            if how == "cleared":
+                engine.optimizer.zero_grad()
+    return found
+
+
+def outcome(
+    kind: str, stage: int | None = None, micro_batches: int = 1, how: str = "backward", own: str = ""
+) -> dict[str, Any]:
+    """The error of the weights' way."""
+    engine = made(kind, stage, micro_batches)
+    if own:  # a function of the user's in place of the optimizer's
+        released = getattr(engine.optimizer, own)
+        setattr(engine.optimizer, own, lambda *args, **kwargs: released(*args, **kwargs))
+    start = engine.module.weight.detach().double().clone()
+    losses = train(engine, kind, micro_batches, how)
+    found, right = engine.module.weight.detach().double(), exactly(start, micro_batches)
+    return {"error": float((found - right).norm() / (right - start).norm()), "loss": losses, "bits": found.tolist()}
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "fp16": {"kind": "fp16", "stage": None},
+    "fp16, accumulated": {"kind": "fp16", "stage": 0, "micro_batches": 2},
+    "fp16, own": {"kind": "fp16", "stage": None, "own": "step"},
+    "fp16, stage 1": {"kind": "fp16", "stage": 1},
+    "bf16": {"kind": "bf16", "stage": None},
+    "bf16, accumulated": {"kind": "bf16", "stage": 0, "micro_batches": 2},
+    "bf16, own": {"kind": "bf16", "stage": None, "own": "zero_grad"},
+    "bf16, cleared": {"kind": "bf16", "stage": None, "how": "cleared"},
+    "bf16, stage 1": {"kind": "bf16", "stage": 1},
+    "float32": {"kind": "float32", "stage": None},
+}
+
+
+def resumed(folder: Path, first: bool) -> list[float]:
+    """Train two steps and save, or load and train the others: the weights' error, and the optimizer's scale."""
+    engine = made("fp16", None, 1)
+    start = engine.module.weight.detach().double().clone()
+    if first:
+        train(engine, "fp16", 1, "backward", range(2))
+        engine.save_checkpoint(str(folder), tag="two")
+        return []
+    engine.load_checkpoint(str(folder), tag="two")
+    train(engine, "fp16", 1, "backward", range(2, STEPS))
+    found, right = engine.module.weight.detach().double(), exactly(start, 1)
+    scale = getattr(engine.optimizer, "loss_scale_config", engine.optimizer).cur_scale
+    return [float((found - right).norm() / (right - start).norm()), scale]
+
+
+def main() -> None:
+    parser = states.parser()
+    parser.add_argument("--more", action="store_true")
+    parser.add_argument("--beside", help="another patch, which is applied in each state")
+    parser.add_argument("patch")
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    options = parser.parse_args()
+    on_cpu.start()
+    if hasattr(torch.compiler, "set_stance"):
+        torch.compiler.set_stance("force_eager")
+    from deepspeed import get_accelerator
+
+    # DeepSpeed refuses fp16 on a CPU, on which torch computes in it.
+    get_accelerator().is_fp16_supported = lambda: True
+    get_accelerator().supported_dtypes = lambda: [*DTYPES.values()]
+    folder, numbers = Path(states.folder()), iter(range(3))
+
+    def observe() -> dict[str, Any]:
+        with applied(options.beside) if options.beside else contextlib.nullcontext():
+            found: dict[str, Any] = {case: outcome(**CASES[case]) for case in options.cases}
+        if options.more:
+            number = next(numbers)
+            resumed(folder / str(number), True)
+            found["resumed"] = {of: resumed(folder / str(of), False) for of in range(number + 1)}
+        return found
+
+    states.report(options.patch, observe, options.out)
