@@ -96,7 +96,8 @@ def prepared(model: Any, *, dtype: str = "float32", lora: bool = False) -> Any:
     """The model in that dtype, or with an adapter, all of whose weights are random."""
     import torch
 
-    model = model.to(getattr(torch, dtype))
+    for parameter in model.parameters():  # as from_pretrained does, which leaves buffers in float32
+        parameter.data = parameter.data.to(getattr(torch, dtype))
     if lora:
         from peft import LoraConfig, get_peft_model
 

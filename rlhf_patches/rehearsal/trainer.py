@@ -19,6 +19,7 @@ from . import (
     adapters,
     evaluation,
     formula,
+    frequencies,
     fused,
     labels,
     parameters,
@@ -177,27 +178,26 @@ class Rehearsal:
         else:
             relations += self._of_the_window()
             relations.append(parameters.optimizers(self._trainer.optimizer, self._where.named))
-            relations += [*self._of_rates(), *self._of_adapters()]
+            relations += self._of_the_rest()
         calls = self._steps[0].calls
         tokenizer = getattr(self._trainer, "processing_class", None)
         self.trained_on = labels.read(calls[0].inputs if calls else self._steps[0].inputs, tokenizer)
         return [*relations, self.trained_on.relation()] if self.trained_on is not None else relations
 
-    def _of_rates(self) -> list[Relation]:
-        trainer = self._trainer
-        if trainer.lr_scheduler is None or self._rates is None:
-            return []
-        made = self._attempt(
-            lambda: rates.relation(trainer.optimizer, trainer.lr_scheduler, self._rates, trainer.state.max_steps)
-        )
-        return [not_checked(rates.NAME, made.problem) if isinstance(made, ranks.Mine) else made]
+    def _of_the_rest(self) -> list[Relation]:
+        trainer, inner, known = self._trainer, self._inner, self._rates
+        schedule, most = trainer.lr_scheduler, trainer.state.max_steps
+        whole, merges = type(self._where) is sharding.Whole, bool(getattr(trainer.args, "use_vllm", False))
+        found = self._perhaps(adapters.NAME, lambda: adapters.relation(inner, sharded=not whole, merges=merges))
+        found += self._perhaps(frequencies.NAME, lambda: frequencies.relation(inner))
+        if schedule is None or known is None:
+            return found
+        return self._perhaps(rates.NAME, lambda: rates.relation(trainer.optimizer, schedule, known, most)) + found
 
-    def _of_adapters(self) -> list[Relation]:
-        whole, merges = type(self._where) is sharding.Whole, bool(getattr(self._trainer.args, "use_vllm", False))
-        made = self._attempt(lambda: adapters.relation(self._inner, sharded=not whole, merges=merges))
-        if isinstance(made, ranks.Mine):
-            return [not_checked(adapters.NAME, made.problem)]
-        return [made] if made is not None else []
+    def _perhaps(self, name: str, what: Callable[[], Relation | None]) -> list[Relation]:
+        made = self._attempt(what)
+        found = not_checked(name, made.problem) if isinstance(made, ranks.Mine) else made
+        return [found] if found is not None else []
 
     def _cannot(self) -> str:
         if self._why_not:

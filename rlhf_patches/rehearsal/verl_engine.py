@@ -17,7 +17,7 @@ import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor
 
-from . import parameters, ranks, states, window
+from . import frequencies, parameters, ranks, states, window
 from .relation import Relation, Verdict, micro_batches, not_checked
 from .sketches import sketch
 
@@ -55,6 +55,7 @@ class EngineRehearsal:
         try:
             found = [self._of_sizes(before), self._of_ratios(), self._trained()]
             found.append(parameters.optimizers(self._engine.optimizer, self._named))
+            found.append(frequencies.relation(self._engine.module))
             return [each for each in found if each is not None]
         except Exception as error:  # the engine may fail with micro-batches of another size
             traceback.print_exc(file=sys.stderr)

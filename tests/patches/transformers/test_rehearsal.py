@@ -135,6 +135,22 @@ def test_bugs_of_deepspeed_are_found(run_ranks, release, variant, weights, patch
         assert patch in acted["repaired"] + acted["ran"]
 
 
+@pytest.mark.parametrize("patches", runs.PATCHES)
+def test_rounded_frequencies_are_found(run_ranks, patches):
+    """DeepSpeed before 0.19.2 casts them with the parameters."""
+    name = "transformers/llama"
+    found = run_ranks(
+        WORKER, patches, name, "--variant", "zero2, bfloat16", levels=beside("deepspeed-0.18.9", "trl"), ranks=2
+    )
+    row, acted = found[0][name]["rotary frequencies"], found[0][name]["acted"]
+    if patches == "off":
+        assert row["verdict"] == "deviates"
+        assert "inv_freq of LlamaRotaryEmbedding (bfloat16) is rounded" in row["text"]
+    else:
+        assert (row["verdict"], row["measured"]) == ("holds", "0e+00")
+        assert "deepspeed-rotary-precision" in acted["repaired"]
+
+
 @pytest.mark.parametrize(
     "variant", ["zero3, dropout", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("zero2", "fsdp2"))]
 )
