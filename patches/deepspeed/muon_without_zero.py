@@ -48,8 +48,8 @@ PATCH = Patch(
     excluded_by=("zero_optimization.stage=1|2|3",),
     symptom="""\
 A DeepSpeed configuration has `"optimizer": {"type": "Muon"}` and no `zero_optimization`, or stage 0. The loss falls,
-but slowly, and `momentum` has no effect. No error is raised, and no Newton-Schulz iteration runs. A step of the tests
-moves the weights by 0.007 of the way that Muon moves them, in another direction.""",
+but slowly, and `momentum` has no effect. No error is raised, and no Newton-Schulz iteration runs. Three steps of the
+tests moved the weights 0.2 times as far as Muon does, in another direction.""",
     cause="""\
 `MuonWithAuxAdam.step` subtracts the gradient of its matrices times the learning rate. ZeRO's optimizers write Muon's
 update into the gradient before they call it. Without ZeRO nothing does so, in float32, bfloat16 or float16. The bug was
