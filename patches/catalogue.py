@@ -383,7 +383,7 @@ LISTED = (
         ListedVariant(distribution='transformers', versions='>=5.23.0,<=5.24.0', modules=('transformers.trainer',), rewrites=True),
     )),
     Listed('transformers-expert-parallel-gradient', 'rlhf_patches.patches.transformers.expert_parallel_gradient:PATCH', (
-        ListedVariant(distribution='transformers', versions='>=5.7.0,<5.16.0', modules=('transformers.integrations.tensor_parallel',), rewrites=True),
+        ListedVariant(distribution='transformers', versions='>=5.6.0,<5.16.0,!=5.10.0', modules=('transformers.integrations.tensor_parallel',), rewrites=True),
         ListedVariant(distribution='transformers', versions='>=5.16.0,<5.17.0', modules=('transformers.distributed.tensor_parallel',), rewrites=True),
     )),
     Listed('transformers-first-token-count', 'rlhf_patches.patches.transformers.first_token_count:PATCH', (
@@ -441,6 +441,14 @@ LISTED = (
     )),
     Listed('trl-chunked-nll-zero3', 'rlhf_patches.patches.trl.chunked_nll_zero3:PATCH', (
         ListedVariant(distribution='trl', versions='>=1.4.0,<1.15.0', modules=('trl.trainer.sft_trainer',)),
+    )),
+    Listed('trl-continuous-batching-weights', 'rlhf_patches.patches.trl.continuous_batching_weights:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.20.0,<0.22.0', modules=('trl.trainer.grpo_trainer',), independent=True, rewrites=True),
+        ListedVariant(distribution='trl', versions='>=0.22.0,<0.23.0', modules=('trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True),
+        ListedVariant(distribution='trl', versions='>=0.23.0,<0.24.0', modules=('trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer', 'trl.trainer.online_dpo_trainer'), independent=True, rewrites=True),
+        ListedVariant(distribution='trl', versions='>=0.24.0,<0.26.0', modules=('trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer', 'trl.trainer.online_dpo_trainer'), independent=True, rewrites=True),
+        ListedVariant(distribution='trl', versions='>=0.26.0,<1.2.0', modules=('trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer', 'trl.experimental.online_dpo.online_dpo_trainer'), independent=True, rewrites=True),
+        ListedVariant(distribution='trl', versions='>=1.2.0,<=1.16.0', modules=('trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True),
     )),
     Listed('trl-distillation-scale', 'rlhf_patches.patches.trl.distillation_scale:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.25.0,<1.7.0', modules=('trl.experimental.gold.gold_trainer',), rewrites=True),
