@@ -20,8 +20,8 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 import rlhf_patches
+from rlhf_patches.patches.accelerate.proofs import fsdp2_on_cpu
 from rlhf_patches.proving import states
-from tests.harness import fsdp2_on_cpu
 from tests.harness.timeouts import wait_at_most
 
 NAME = "accelerate-fsdp2-load-by-position"

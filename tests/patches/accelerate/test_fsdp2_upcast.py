@@ -1,4 +1,4 @@
-"""``accelerate-fsdp2-upcast`` on real FSDP2, two gloo ranks (fsdp2_upcast_ranks.py)."""
+"""``accelerate-fsdp2-upcast`` on real FSDP2, two gloo ranks (proofs/fsdp2_upcast_ranks.py)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RULE_COVERAGE = {
     "known": "test_a_model_with_4_bit_parameters_is_left_alone",
     "no new blocking": "because it casts this rank's parameters: no lock, no collective",
 }
-WORKER = "tests.patches.accelerate.fsdp2_upcast_ranks"
+WORKER = "rlhf_patches.patches.accelerate.proofs.fsdp2_upcast_ranks"
 WRONG = ("whole", "efficient loading", "first layer frozen", "tied")
 RIGHT = ("float32", "no mixed precision")
 CASES = (*WRONG, *RIGHT)

@@ -1,4 +1,4 @@
-"""Small updates under FSDP2 and mixed precision, through accelerate, on each of two ranks: ``--out FOLDER``.
+"""Small updates under FSDP2 and mixed precision, through accelerate, on each of two ranks: ``--out FOLDER [CASE ...]``.
 
 Each case before apply() of accelerate-fsdp2-upcast, after it, and after revert(); beside it the same steps in float64.
 """
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from rlhf_patches.patches.accelerate.proofs import fsdp2_on_cpu
 from rlhf_patches.proving import states
-from tests.harness import fsdp2_on_cpu
 
 NAME = "accelerate-fsdp2-upcast"
 STEPS, RANKS, RATE = 8, 2, 1e-4
@@ -110,9 +110,11 @@ def through_accelerate(case: dict[str, Any], accelerator: Accelerator) -> dict[s
 
 
 def main() -> None:
-    options = states.parser().parse_args()
+    parser = states.parser()
+    parser.add_argument("cases", nargs="*", default=[*CASES])
+    options = parser.parse_args()
     torch.set_num_threads(1)
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
     states.report(
-        NAME, lambda: {name: through_accelerate(case, accelerator) for name, case in CASES.items()}, options.out
+        NAME, lambda: {name: through_accelerate(CASES[name], accelerator) for name in options.cases}, options.out
     )
