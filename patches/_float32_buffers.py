@@ -93,6 +93,7 @@ def _strict(model: Any) -> set[str]:
     return {
         name
         for owner in model.modules()
+        # known: a class of transformers' own, which is not a user's subclass
         if type(owner).__module__.startswith("transformers.models.")
         for name in getattr(type(owner), "_keep_in_fp32_modules_strict", None) or ()
     }

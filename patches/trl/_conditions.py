@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from .. import _released
-from . import _liger_loss, _window, dpo_liger_settings
+from . import _kept_weights, _liger_loss, _window, dpo_liger_settings
 
 
 def part_of_a_generation(self: Any) -> float | bool | None:
@@ -113,3 +113,15 @@ def sleeps(self: Any) -> bool | None:
 def engine_sleeps(self: Any) -> bool:
     """VLLMGeneration: whether its engine sleeps between generations."""
     return bool(self.mode == "colocate" and self.enable_sleep_mode)
+
+
+def casts_the_trained(self: Any) -> bool | None:
+    """Whether continuous batching casts the model that is trained; None if it is left as released."""
+    # "paged" is the older name of the setting.
+    batches = getattr(self, "use_transformers_continuous_batching", None) or getattr(
+        self, "use_transformers_paged", None
+    )
+    if self.use_vllm or not batches or not (self.args.bf16 or self.args.fp16):
+        return False
+    torch = sys.modules["torch"]
+    return _kept_weights.is_rounded(self, self.model, torch.bfloat16 if self.args.bf16 else torch.float16)
