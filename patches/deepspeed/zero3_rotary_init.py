@@ -21,8 +21,8 @@ Which models are affected depends on transformers:
 
 - 4.45 to 4.57: YaRN (gpt-oss, DeepSeek-V3, Qwen2.5 with YaRN), LongRoPE (Phi-3, Phi-4), and the vision towers of
   Qwen2-VL, Qwen2.5-VL and GLM-4V.
-- 5.0 to 5.14: these vision towers.
-- 5.15 to 5.22: also models with plain rotary embeddings, such as Llama and Qwen3.
+- 5.0 to 5.14: these vision towers, and those of Qwen3-VL and Qwen3.5.
+- 5.15 to 5.22: also plain rotary embeddings, as of Llama and Qwen3. In 5.22.2, 168 of 236 models differ.
 - 5.23 and later: only models that are built in a `with deepspeed.zero.Init():` of your own. All the above are affected
   there.""",
     cause="""\
