@@ -92,6 +92,8 @@ def _other(trainer: Any, model: Any, parameters: _Found) -> str:
         return f"the model is {kind}'s"
     if not _released.is_released(model.to, _PACKAGES):
         return f"{type(model).__name__}.to is not the release's own"
+    if getattr(model, "_cached_continuous_batching_manager", None) is not None:
+        return "a manager of continuous batching that is kept may have captured the weights"  # in CUDA graphs
     torch = sys.modules["torch"]
     for module in model.modules():
         # A module of another package, or with a cast of its own such as torch's RNNs, may hold its weights elsewhere.

@@ -77,9 +77,10 @@ Memory: while it generates, the copy in 16 bits exists beside the trained weight
 Weights, gradients and the optimizer's states stay in float32, as without continuous batching.
 
 Not repaired: a model under DeepSpeed or FSDP, which keep references to the weights that they partition. With bf16 or
-fp16, DeepSpeed has weights in 16 bits in the model and in float32 in the optimizer, so nothing is lost there. The
-patch also leaves a model with modules that are not torch's, transformers', PEFT's, TRL's or accelerate's own, with a
-`to` or `_apply` of its own, or with quantized or distributed tensors. It logs the reason in one line on rank 0.""",
+fp16, DeepSpeed has weights in 16 bits in the model and in float32 in the optimizer, so nothing is lost there. FSDP2's
+shards stay in 16 bits after the cast. The patch also leaves a model with modules that are not torch's, transformers',
+PEFT's, TRL's or accelerate's own, with a `to` or `_apply` of its own, with quantized or distributed tensors, or with a
+manager of yours that is kept (`persistent_manager=True`). It logs the reason in one line on rank 0.""",
     changes_numbers="""\
 Since TRL 0.20.0, runs with continuous batching trained weights that were rounded to 16 bits, and lost most of their
 updates. With DDP, since 0.25.0, they did not average gradients. Their checkpoints are in 16 bits, have learned little,

@@ -32,6 +32,7 @@ RULE_COVERAGE = {
     "ranks stay equal": "test_on_two_ranks",
     "stay in float32 while generating": "test_the_generation_is_of_16_bit_weights",
     "as released, also with": "test_the_generation_is_of_16_bit_weights",
+    "shards stay in 16 bits": "because it is left as released: test_what_is_not_known_is_left",
     "is not touched": "test_a_generation_leaves_every_object",
     "stay in float32, as without": "test_updates_are_those_of_float64",
 }
@@ -242,6 +243,12 @@ def own_to():
     return made
 
 
+def with_a_manager():
+    made = linear()
+    made._cached_continuous_batching_manager = object()
+    return made
+
+
 @pytest.mark.parametrize(
     ("made", "kind", "why"),
     [
@@ -252,6 +259,7 @@ def own_to():
         (other_parameter, "NO", "weight is a Quantized"),
         (lambda: linear().to("meta"), "NO", "another kind"),
         (own_to, "NO", "Sequential.to is not"),
+        (with_a_manager, "NO", "a manager"),
     ],
 )
 def test_what_is_not_known_is_left(made, kind, why, monkeypatch):
