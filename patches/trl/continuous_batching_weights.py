@@ -88,7 +88,7 @@ and with DDP come from rank 0 alone. Train again with the patch. If you raised a
 nothing, lower it again.""",
     references=(
         "https://github.com/huggingface/trl/blob/v1.16.0/trl/trainer/grpo_trainer.py",
-        "https://github.com/huggingface/trl/pull/3471",
+        "https://github.com/huggingface/trl/pull/5765",
     ),
     variants=(
         _variant(">=0.20.0,<0.22.0", _GRPO + _BEFORE_24),
