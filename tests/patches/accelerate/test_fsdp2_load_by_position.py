@@ -20,7 +20,7 @@ RULE_COVERAGE = {
     ),
     "no new blocking": "test_where_a_tensor_is_missing_pairs_are_upstream_s",
 }
-WORKER = "tests.patches.accelerate.fsdp2_load_by_position_ranks"
+WORKER = "rlhf_patches.patches.accelerate.proofs.fsdp2_load_by_position_ranks"
 WRONG = ("QLoRA, on meta elsewhere", "QLoRA in bytes")
 RIGHT, BITSANDBYTES = "LoRA", "bitsandbytes-0.50"
 # Float32 arithmetic of three steps.

@@ -242,7 +242,7 @@ def kto_with_liger(**chosen: Any) -> Callable[[Use], None]:
 
     def build(use: Use) -> None:
         torch._dynamo.config.disable = True  # Liger compiles its loss, for which there are minutes of C++ here
-        from tests.patches.trl import kto_liger_reference_ranks as kto
+        from rlhf_patches.patches.trl.proofs import kto_liger_reference_ranks as kto
 
         use(kto.trainer(Path(states.folder()), **chosen))
 
@@ -257,8 +257,8 @@ def dpo_with_liger(loss_type: str, **chosen: Any) -> Callable[[Use], None]:
         from datasets import Dataset
         from trl import DPOConfig, DPOTrainer
 
+        from rlhf_patches.patches.trl.proofs import dpo_liger_settings_ranks as dpo
         from rlhf_patches.patches.trl.proofs import small
-        from tests.patches.trl import dpo_liger_settings_ranks as dpo
 
         settings = {**small.STEPS, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, **chosen}
         settings |= {"use_liger_kernel": True, "liger_kernel_config": dpo.LOSS_ALONE, "loss_type": [loss_type]}
@@ -284,8 +284,8 @@ def grpo_with_liger(loss_type: str = "grpo", tools: bool = False, **chosen: Any)
 
     def build(use: Use) -> None:
         torch._dynamo.config.disable = True
+        from rlhf_patches.patches.trl.proofs import grpo_liger_tools_ranks as grpo
         from rlhf_patches.patches.trl.proofs import small
-        from tests.patches.trl import grpo_liger_tools_ranks as grpo
 
         if tools:
             grpo.without_optional_packages()

@@ -12,8 +12,8 @@ from typing import Any
 from trl.experimental.gold import GOLDConfig, GOLDTrainer
 
 import rlhf_patches
+from rlhf_patches.patches.trl.proofs import distillation_scale_ranks as worker
 from rlhf_patches.proving import states
-from tests.patches.trl import distillation_scale_ranks as worker
 
 NAME = "trl-gkd-generated-count"
 

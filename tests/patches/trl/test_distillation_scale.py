@@ -39,7 +39,7 @@ RULE_COVERAGE = {
         "test_how_often_a_loader_of_one_s_own_gives_a_batch_is_not_known",
     ),
 }
-WORKER = "tests.patches.trl.distillation_scale_ranks"
+WORKER = "rlhf_patches.patches.trl.proofs.distillation_scale_ranks"
 ALONE = ("GOLD 4", "ULD 4", "GKD 4", "GOLD 1", "ULD 1", "GOLD 2 generated")
 TOGETHER = ("GOLD 2", "GKD 2", "ULD 2", "GKD 2 alone", "GKD 1 generated")
 OWN, MORE_OF_ONE_S_OWN = ("Own 2",), ("Decorated 2", "Multiplies 2", "Averages 1")

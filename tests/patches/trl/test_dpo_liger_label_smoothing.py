@@ -16,7 +16,7 @@ RULE_COVERAGE = {
     "backward compatible": "test_with_liger_there_is_no_smoothing_and_without_it_there_is",
     "no new blocking": "because nothing is applied: an advice",
 }
-WORKER = "tests.patches.trl.dpo_liger_settings_ranks"
+WORKER = "rlhf_patches.patches.trl.proofs.dpo_liger_settings_ranks"
 #: Everything is in float64 but for one factor of Liger's; seen are 2e-7.
 TOLERANCE = 1e-6
 CASES = ("sigmoid", "sigmoid, without Liger", "robust")

@@ -37,7 +37,7 @@ RULE_COVERAGE = {
     "stay bit for bit": "test_what_was_right_is_the_same_bit_for_bit",
     "is left out as before": "test_what_was_right_is_the_same_bit_for_bit",
 }
-WORKER = "tests.patches.trl.dpo_liger_settings_ranks"
+WORKER = "rlhf_patches.patches.trl.proofs.dpo_liger_settings_ranks"
 #: Everything is in float64 but for one factor of Liger's; seen are 3e-7.
 TOLERANCE = 1e-6
 WRONG = ("robust", "discopop", "exo_pair")

@@ -20,7 +20,7 @@ RULE_COVERAGE = {
     "may mask tool results itself": "test_what_is_the_users_own_stays",
     "as before": "test_tokens_of_tools_are_left_out",
 }
-WORKER = "tests.patches.trl.grpo_liger_tools_ranks"
+WORKER = "rlhf_patches.patches.trl.proofs.grpo_liger_tools_ranks"
 WRONG = ("tools", "tools, bnpo")
 SAME = ("no tools", "tools, without Liger")
 OWN = ("tools, own loss", "tools, own forward", "tools, own compute")

@@ -29,7 +29,7 @@ RULE_COVERAGE = {
     "the other ranks wait, as before": "test_one_collective_more_for_each_turn",
     "at the same point as without the patch": "test_a_users_own_turn_is_not_asked_without_prompts",
 }
-WORKER = "tests.patches.trl.tool_loop_ranks"
+WORKER = "rlhf_patches.patches.trl.proofs.tool_loop_ranks"
 TURNS = "trl-grpo-tool-turns"
 MIXED = "3 and 1"
 PARTED = ("0 and 2", "1 and 3", "one engine, 3 and 1")
@@ -104,10 +104,10 @@ def test_one_engine_is_given_the_same_on_all_its_ranks(repaired):
 def test_its_condition_holds_where_numbers_differ(reports, repaired):
     """Not with the same numbers, nor with engines of their own; without tools there is no loop."""
     for found in reports:
-        reached = found["reached"][PATCH.name]
+        reached = found["reached"]
         assert (reached["calls"], reached["asked"], reached["held"]) == (3, 3, 1)
     for found in repaired:
-        reached = found["reached"][PATCH.name]
+        reached = found["reached"]
         assert reached["held"] == reached["asked"] == reached["calls"] == len(TOGETHER)
 
 

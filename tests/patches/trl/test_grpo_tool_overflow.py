@@ -24,7 +24,7 @@ RULE_COVERAGE = {
     "trains on the same tokens": "test_the_tool_s_tokens_are_not_the_model_s",
     "bit for bit": "test_where_nothing_overflows_it_is_the_same_bit_for_bit",
 }
-WORKER = "tests.patches.trl.tool_loop_ranks"
+WORKER = "rlhf_patches.patches.trl.proofs.tool_loop_ranks"
 OVERFLOW, FITS = "overflow", "colocate"
 
 

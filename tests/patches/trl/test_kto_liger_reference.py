@@ -21,7 +21,7 @@ RULE_COVERAGE = {
     "no new blocking": "because it is one argument; no lock, no collective",
     "With a reference model of its own nothing": "test_what_was_right_is_the_same_bit_for_bit",
 }
-WORKER = "tests.patches.trl.kto_liger_reference_ranks"
+WORKER = "rlhf_patches.patches.trl.proofs.kto_liger_reference_ranks"
 #: Everything is in float64 but for one factor of Liger's; seen are 8e-8.
 TOLERANCE = 1e-6
 WRONG = ("PEFT", "PEFT, its own adapter as reference")

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from rlhf_patches.patches.trl import vllm_nan_logprob
+from rlhf_patches.patches.trl.proofs import vllm_nan_logprob_cases as cases
 from tests.harness.forkserver import TORCH, TRL, Level
 from tests.harness.logs import diagnosed
 from tests.harness.side_by_side import folder
-from tests.patches.trl import vllm_nan_logprob_cases as cases
 
 RULE_COVERAGE = {
     "minimal scope": (
@@ -34,7 +34,7 @@ RULE_COVERAGE = {
     "bit for bit identical": "test_where_all_tokens_have_one_nothing_changes",
 }
 NAME = "trl-vllm-nan-logprob"
-WORKER = "tests.patches.trl.vllm_nan_logprob_ranks"
+WORKER = "rlhf_patches.patches.trl.proofs.vllm_nan_logprob_ranks"
 UNSCORED = [name for name in cases.UNSCORED if name != "none"]
 NOT_CORRECTED = "not corrected"
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from rlhf_patches.patches.trl import _watched_rollouts
+from rlhf_patches.patches.trl.proofs import tool_loop
 from rlhf_patches.proving import states
 from tests.harness import watched
-from tests.patches.trl import tool_loop
 
 NAME = "trl-watch-rollouts"
 CONVERSATIONS = ("first w1", "both w2", "never w3", "twice w4")

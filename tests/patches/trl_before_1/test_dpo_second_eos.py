@@ -15,7 +15,7 @@ RULE_COVERAGE = {
     "before, and so do": "test_a_subclass_has_what_it_had",
     "writes no end": "test_a_template_that_writes_no_end_keeps_the_trainers",
 }
-WORKER = "tests.patches.trl_before_1.dpo_second_eos_ranks"
+WORKER = "rlhf_patches.patches.trl.proofs.dpo_second_eos_ranks"
 ENDED_BY_THE_TEMPLATE = {"chosen": [["w3", "<eos>"]], "rejected": [["w4", "w5", "<eos>"]]}
 CUT = {"chosen": [["w3", "<eos>"]], "rejected": [["w4", "w5"]]}
 TWICE = {"chosen": [["w3", "<eos>", "<eos>"]], "rejected": [["w4", "w5", "<eos>", "<eos>"]]}

@@ -21,10 +21,9 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 import rlhf_patches
-from rlhf_patches.patches.trl.proofs import small
+from rlhf_patches.patches.trl.proofs import small, tool_loop
 from rlhf_patches.proving import states
 from tests.harness import trl_server, vllm_on_cpu
-from tests.patches.trl import tool_loop
 from tests.patches.trl_on_vllm.grpo_loop_cases import CASES, STEPS
 from tests.patches.trl_on_vllm.tool_loop_ranks import LIKELY
 

@@ -17,9 +17,9 @@ import torch
 import transformers
 
 import rlhf_patches
+from rlhf_patches.patches.trl.proofs import tool_loop
 from rlhf_patches.proving import states
 from tests.harness import trl_server, vllm_on_cpu
-from tests.patches.trl import tool_loop
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 PROMPTS = ("w1", "w2 w3", "w4", "w5 w6", "w7", "w8 w9", "w10", "w11 w12")

@@ -1,10 +1,11 @@
-"""What DPO's trainer makes of a data set, in tokens, on one rank: ``--out FOLDER``.
+"""What DPO's trainer makes of a data set, in tokens, on one rank: ``--out FOLDER [CASE ...]``.
 
 Each case before apply() of trl-dpo-second-eos, after it, and after revert().
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -93,21 +94,25 @@ def in_place_of_trls(chats: Any, out: Path) -> dict[str, Any]:
         return prepared(Dataset.from_list(chats), out)
 
 
-def observe(out: Path) -> dict[str, Any]:
+def cases(out: Path) -> dict[str, Callable[[], dict[str, Any]]]:
     chats = [chat(row) for row in PLAIN]
     return {
-        "chat": prepared(Dataset.from_list(chats), out),
-        "chat, streamed": prepared(IterableDataset.from_generator(lambda: iter(chats)), out),
-        "chat, cut": prepared(Dataset.from_list(chats), out, max_completion_length=2),
-        "chat, two processes": prepared(Dataset.from_list(chats * 2), out, dataset_num_proc=2),
-        "chat, by a subclass": prepared(Dataset.from_list(chats), out, OfItsOwn),
-        "chat, by a subclass on top": prepared(Dataset.from_list(chats), out, OnTop),
-        "chat, in place of TRL's own": in_place_of_trls(chats, out),
-        "chat, no end": prepared(Dataset.from_list(chats), out, template=TEMPLATE.replace(" <eos>", "")),
-        "plain": prepared(Dataset.from_list(PLAIN), out),
+        "chat": lambda: prepared(Dataset.from_list(chats), out),
+        "chat, streamed": lambda: prepared(IterableDataset.from_generator(lambda: iter(chats)), out),
+        "chat, cut": lambda: prepared(Dataset.from_list(chats), out, max_completion_length=2),
+        "chat, two processes": lambda: prepared(Dataset.from_list(chats * 2), out, dataset_num_proc=2),
+        "chat, by a subclass": lambda: prepared(Dataset.from_list(chats), out, OfItsOwn),
+        "chat, by a subclass on top": lambda: prepared(Dataset.from_list(chats), out, OnTop),
+        "chat, in place of TRL's own": lambda: in_place_of_trls(chats, out),
+        "chat, no end": lambda: prepared(Dataset.from_list(chats), out, template=TEMPLATE.replace(" <eos>", "")),
+        "plain": lambda: prepared(Dataset.from_list(PLAIN), out),
     }
 
 
 def main() -> None:
-    out = states.parser().parse_args().out
-    states.report(NAME, lambda: observe(out), out)
+    parser = states.parser()
+    parser.add_argument("cases", nargs="*")
+    options = parser.parse_args()
+    all_of_them = cases(options.out)
+    chosen = options.cases or [*all_of_them]
+    states.report(NAME, lambda: {case: all_of_them[case]() for case in chosen}, options.out)

@@ -1,4 +1,4 @@
-"""Gradients of KTO with Liger's own loss, and the same from the formula, both in float64: ``--out FOLDER``.
+"""Gradients of KTO with Liger's own loss, and the same from the formula, both in float64: ``--out FOLDER [CASE ...]``.
 
 Each case before apply() of trl-kto-liger-reference, after it, and after revert().
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -146,10 +147,23 @@ def trained(case: str, out: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def prepare() -> None:
+    """Let Liger's losses run on a CPU."""
     torch._dynamo.config.disable = True  # Liger compiles its loss, for which there are minutes of C++ here
-    out = states.parser().parse_args().out
-    states.report(NAME, lambda: {case: trained(case, out) for case in CASES}, out)
+    from triton.runtime.driver import driver
+
+    try:
+        driver.active.get_benchmarker()
+    except RuntimeError:  # Triton finds no device to choose kernels for, and none runs
+        driver.set_active(SimpleNamespace(get_benchmarker=lambda: None))
+
+
+def main() -> None:
+    prepare()
+    parser = states.parser()
+    parser.add_argument("cases", nargs="*", default=[*CASES])
+    options = parser.parse_args()
+    states.report(NAME, lambda: {case: trained(case, options.out) for case in options.cases}, options.out)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,22 @@ import trl
 from trl.generation import vllm_generation
 
 from rlhf_patches.patches.trl.proofs import small
+from rlhf_patches.patches.trl.proofs.vllm_nan_logprob_cases import (
+    CAP,
+    COMPLETIONS,
+    DIFFERENCES,
+    MODES,
+    REWARDS,
+    UNSCORED,
+)
 from rlhf_patches.proving import states
-from tests.patches.trl.vllm_nan_logprob_cases import CAP, COMPLETIONS, DIFFERENCES, MODES, REWARDS, UNSCORED
 
 NAME = "trl-vllm-nan-logprob"
 PROMPT = small.PROMPTS[0]
+CASES: dict[str, tuple[Any, ...]] = {
+    **{f"{mode}, {name}": (mode, unscored) for mode in MODES for name, unscored in UNSCORED.items()},
+    "not corrected": (MODES[0], UNSCORED["several"], False),
+}
 
 
 class Sampler:
@@ -134,16 +145,11 @@ def metrics(trainer: Any) -> dict[str, float]:
 def main() -> None:
     parser = states.parser()
     parser.add_argument("--released", action="store_true", help="a release without the bug, as it is")
+    parser.add_argument("cases", nargs="*", default=[*CASES])
     options = parser.parse_args()
 
     def observe() -> dict[str, Any]:
-        found: dict[str, Any] = {
-            f"{mode}, {name}": trained(options.out, mode, unscored)
-            for mode in MODES
-            for name, unscored in UNSCORED.items()
-        }
-        found["not corrected"] = trained(options.out, MODES[0], UNSCORED["several"], corrected=False)
-        return found
+        return {case: trained(options.out, *CASES[case]) for case in options.cases}
 
     if options.released:
         (options.out / "rank0.json").write_text(json.dumps({"version": trl.__version__, "released": observe()}))

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 import rlhf_patches
+from rlhf_patches.patches.trl.proofs import tool_loop
 from rlhf_patches.proving import states
-from tests.patches.trl import tool_loop
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 TRAINERS: dict[str, Any] = {}
@@ -125,9 +125,8 @@ def main() -> None:
         seconds = 8 if options.only == "before" else 240
         found[state] = {case: observed(case, options.out, seconds) for case in options.cases}
         if state == "after":
-            found["reached"] = {
-                name: told.to_dict() for name in names if (told := rlhf_patches.report()[name].reached) is not None
-            }
+            reached = rlhf_patches.report()[names[0]].reached
+            found["reached"] = reached and reached.to_dict()
         if "evaluated" in options.cases and state != "reverted":
             found.setdefault("overridden", {})[state] = overridden(options.out)
         rlhf_patches.revert()

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 
 import rlhf_patches
 from rlhf_patches.patches.trl.proofs import small
+from rlhf_patches.patches.trl.proofs.kto_liger_reference_ranks import LOSS_ALONE, Gradients, prepare
 from rlhf_patches.proving import states
-from tests.patches.trl.kto_liger_reference_ranks import LOSS_ALONE, Gradients
 
 NAMES = ("trl-dpo-liger-settings", "trl-dpo-liger-label-smoothing")
 BETA, SMOOTHED, TAU = 0.3, 0.2, 0.5
@@ -134,7 +134,7 @@ def trained(case: str, out: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    torch._dynamo.config.disable = True  # Liger compiles its loss, for which there are minutes of C++ here
+    prepare()
     parser = states.parser()
     parser.add_argument("cases", nargs="+")
     options = parser.parse_args()

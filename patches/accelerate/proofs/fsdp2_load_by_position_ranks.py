@@ -6,6 +6,7 @@ in float64, with the weights that bitsandbytes' own dequantization gives.
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import os
 import traceback
@@ -22,7 +23,6 @@ from accelerate.state import AcceleratorState
 import rlhf_patches
 from rlhf_patches.patches.accelerate.proofs import fsdp2_on_cpu
 from rlhf_patches.proving import states
-from tests.harness.timeouts import wait_at_most
 
 NAME = "accelerate-fsdp2-load-by-position"
 RANK, STEPS, RATE = int(os.environ["RANK"]), 3, 1e-3
@@ -108,7 +108,7 @@ def in_a_new_group(case: dict[str, Any], store: Path) -> dict[str, Any]:
     AcceleratorState._reset_state(reset_partial_state=True)
     dist.barrier()
     if case and not rlhf_patches.in_force(NAME):
-        wait_at_most(3)
+        dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=3), dist.group.WORLD)
     try:
         return trained(case)
     except (AttributeError, RuntimeError) as error:

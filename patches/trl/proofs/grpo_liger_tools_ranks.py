@@ -1,4 +1,4 @@
-"""Gradients of GRPO with Liger's own loss, and the same from the formula, both in float64: ``--out FOLDER``.
+"""Gradients of GRPO with Liger's own loss, and the same from the formula, both in float64: ``--out FOLDER [CASE ...]``.
 
 Some tokens of the completions are said to be a tool's. Before apply() of trl-grpo-liger-tools, after it, and after
 revert().
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from rlhf_patches.patches.trl.proofs import small
+from rlhf_patches.patches.trl.proofs.kto_liger_reference_ranks import LOSS_ALONE
 from rlhf_patches.proving import states
-from tests.patches.trl.kto_liger_reference_ranks import LOSS_ALONE
 
 NAME = "trl-grpo-liger-tools"
 CASES: dict[str, dict[str, Any]] = {
@@ -22,6 +22,7 @@ CASES: dict[str, dict[str, Any]] = {
     "tools, bnpo": {"loss_type": "bnpo"},
     "no tools": {"tools": False},
     "tools, without Liger": {"use_liger_kernel": False},
+    "no tools, without Liger": {"tools": False, "use_liger_kernel": False},
     "tools, own loss": {"own": "loss"},
     "tools, own forward": {"own": "forward"},
     "tools, own compute": {"own": "compute"},
@@ -126,9 +127,11 @@ def without_optional_packages() -> None:
 
 
 def main() -> None:
-    options = states.parser().parse_args()
+    parser = states.parser()
+    parser.add_argument("cases", nargs="*", default=[case for case in CASES if case != "no tools, without Liger"])
+    options = parser.parse_args()
     without_optional_packages()
-    states.report(NAME, lambda: {case: trained(case, options.out) for case in CASES}, options.out)
+    states.report(NAME, lambda: {case: trained(case, options.out) for case in options.cases}, options.out)
 
 
 if __name__ == "__main__":
