@@ -8,8 +8,8 @@ from rlhf_patches import Listed, ListedCoInstalled, ListedVariant
 
 LISTED = (
     Listed('accelerate-fsdp1-rotary-precision', 'rlhf_patches.patches.accelerate.fsdp1_rotary_precision:PATCH', (
-        ListedVariant(distribution='accelerate', versions='>=0.17.0,<1.6.0', modules=('accelerate.utils.dataclasses', 'accelerate.accelerator'), rewrites=True),
-        ListedVariant(distribution='accelerate', versions='>=1.6.0,<=1.15.0', modules=('accelerate.utils.dataclasses', 'accelerate.accelerator'), rewrites=True),
+        ListedVariant(distribution='accelerate', versions='>=0.17.0,<1.6.0', modules=('accelerate.utils.dataclasses',), rewrites=True),
+        ListedVariant(distribution='accelerate', versions='>=1.6.0,<=1.15.0', modules=('accelerate.utils.dataclasses',), rewrites=True),
     )),
     Listed('accelerate-fsdp2-load-by-position', 'rlhf_patches.patches.accelerate.fsdp2_load_by_position:PATCH', (
         ListedVariant(distribution='accelerate', versions='>=1.6.0,<1.14.0', modules=('accelerate.utils.fsdp_utils',), rewrites=True),
@@ -506,8 +506,7 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=1.8.0,<1.13.0', modules=('trl.trainer.kto_trainer',), rewrites=True),
     )),
     Listed('trl-logit-scaling', 'rlhf_patches.patches.trl.logit_scaling:PATCH', (
-        ListedVariant(distribution='trl', versions='>=1.4.0,<1.5.0', modules=('trl.trainer.sft_trainer',), rewrites=True),
-        ListedVariant(distribution='trl', versions='>=1.5.0,<1.10.0', modules=('trl.trainer.sft_trainer', 'trl.trainer.utils'), independent=True, rewrites=True),
+        ListedVariant(distribution='trl', versions='>=1.4.0,<1.10.0', modules=('trl.trainer.sft_trainer', 'trl.trainer.utils'), independent=True, rewrites=True),
         ListedVariant(distribution='trl', versions='>=1.10.0,<1.11.0', modules=('trl.trainer.sft_trainer', 'trl.trainer.utils', 'trl.trainer.distillation_trainer'), independent=True, rewrites=True),
         ListedVariant(distribution='trl', versions='>=1.11.0,<1.13.0', modules=('trl.trainer.sft_trainer', 'trl.trainer.utils', 'trl.trainer.distillation_trainer'), independent=True, rewrites=True),
         ListedVariant(distribution='trl', versions='>=1.13.0,<1.14.0', modules=('trl.trainer.sft_trainer', 'trl.trainer.utils', 'trl.trainer.distillation_trainer'), independent=True, rewrites=True),

@@ -105,25 +105,21 @@ precedence, so a run in which you have set `logit_scale = 1 / logits_scaling` do
 `forward`, or with code from the Hub, stays as released.
 
 Not repaired: vision-language models whose text config has a factor or a cap that their own forward does not apply
-(Llava with Gemma 2, Cohere2Vision); asynchronous GRPO before 1.5.0, and asynchronous distillation; Liger's own losses,
+(Llava with Gemma 2, Cohere2Vision); asynchronous GRPO before 1.4.0, and asynchronous distillation; Liger's own losses,
 in DPO, KTO and GRPO before 1.14.0; the padding of Inkling's vocabulary, which its forward cuts off;
 ModernBERT's decoder and the decoders of BERT's family, which have more layers between the backbone and the head. In SFT
 before 1.15.0 use `loss_type="nll"` for these.""",
     changes_numbers="""\
 From 1.7.0 to 1.14.2, SFT trained these models with a loss of logits that were too large by a factor of `logits_scaling`
 or `1 / lm_head_multiplier`. Since 1.4.0, SFT did the same with `loss_type="chunked_nll"`. From 1.14.0 to 1.14.2, so did
-DPO, KTO and GRPO with `use_liger_kernel`, from 1.10.0 on `DistillationTrainer`, for student and teacher, and from 1.5.0
+DPO, KTO and GRPO with `use_liger_kernel`, from 1.10.0 on `DistillationTrainer`, for student and teacher, and from 1.4.0
 on asynchronous GRPO. With the patch, losses and log-probabilities are those of the model's own forward, from the next
 start on. Do not continue such a run: its weights have adapted to the missing factor. Start again from the base
 model.""",
     references=("https://github.com/huggingface/trl/blob/v1.16.0/trl/trainer/utils.py",),
     variants=(
         Variant(
-            Guard("trl", ">=1.4.0,<1.5.0"),
-            _read(_SFT, "model", default="1.0", function="scale_or_one"),
-        ),
-        Variant(
-            Guard("trl", ">=1.5.0,<1.10.0"),
+            Guard("trl", ">=1.4.0,<1.10.0"),
             (*_read(_SFT, "model", default="1.0", function="scale_or_one"), *_BEFORE_1_13),
             independent=True,
         ),
