@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from .. import _released
 
 _MODULES = ("deepspeed.runtime.fp16.fused_optimizer", "deepspeed.runtime.fp16.unfused_optimizer")
+
+_factors: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+"""By what an optimizer's last loss was multiplied."""
+_norms: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()
+"""An optimizer's last norm, of scaled gradients and of unscaled ones."""
 
 
 def is_released(optimizer: Any) -> bool:
@@ -37,4 +43,29 @@ def scale(engine: Any) -> float | None:
 def scaled(engine: Any, loss: Any) -> Any:
     """A loss times what the step divides by."""
     factor = scale(engine)
-    return loss if factor in (1.0, None) else loss.float() * factor
+    if factor in (1.0, None):
+        if type(engine.optimizer).__module__ in _MODULES:  # known: as above
+            _factors.pop(engine.optimizer, None)
+        return loss
+    _factors[engine.optimizer] = factor
+    return loss.float() * factor
+
+
+def norm(engine: Any) -> Any:
+    """The norm of an engine's gradients, of which `FP16_UnfusedOptimizer` keeps that of the scaled ones.
+
+    In a step that is skipped, releases before 0.19 keep the norm of the step before.
+    """
+    optimizer = engine.optimizer
+    found = optimizer._global_grad_norm
+    if type(optimizer).__module__ != _MODULES[1]:  # known: as above
+        return found
+    # A pipeline's other stages get gradients of the last one's loss, which has the same scale.
+    factor = _factors.get(optimizer, scale(engine) if getattr(engine, "pipeline_parallelism", False) else None)
+    if factor is None:
+        return found
+    of, unscaled = _norms.get(optimizer, (None, None))
+    if of is not found:
+        unscaled = found / factor
+        _norms[optimizer] = found, unscaled
+    return unscaled

@@ -16,6 +16,7 @@ from rlhf_patches.testing import applied
 STEPS, RATE = 4, 0.1
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "float32": torch.float32}
 SCALE = {"initial_scale_power": 10}
+FP16 = {"enabled": True, **SCALE}
 
 
 def data(micro_batches: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,9 +29,8 @@ def data(micro_batches: int) -> tuple[torch.Tensor, torch.Tensor]:
 def exactly(start: torch.Tensor, micro_batches: int) -> torch.Tensor:
     """The weights after all steps of SGD."""
     weight = start.double()
-    for xs, ys in zip(*data(micro_batches), strict=True):
-        x, y = (tensor.double().flatten(0, -2) for tensor in (xs, ys))
-        weight = weight - RATE * 2 * (x @ weight.T - y).T @ x / y.numel()
+    for step in range(STEPS):
+        weight = weight - RATE * gradient(weight, step, micro_batches)
     return weight
 
 
@@ -58,17 +58,37 @@ def made(kind: str, stage: int | None, micro_batches: int, **config: Any) -> Any
     return engine
 
 
-def train(engine: Any, kind: str, micro_batches: int, how: str, steps: range = range(STEPS)) -> list[float]:
-    """Train these steps; returns the losses that ``backward`` returns."""
+def gradient(weight: torch.Tensor, step: int, micro_batches: int) -> torch.Tensor:
+    """The gradient of one step, in float64."""
+    x, y = (tensor[step].double().flatten(0, -2) for tensor in data(micro_batches))
+    return 2 * (x @ weight.T - y).T @ x / y.numel()
+
+
+def train(
+    engine: Any, kind: str, micro_batches: int, how: str, steps: range = range(STEPS), norms: list[float] | None = None
+) -> list[float]:
+    """Train these steps; returns the losses that ``backward`` returns.
+
+    Args:
+        engine: of one layer.
+        kind: of its numbers.
+        micro_batches: per step.
+        how: "cleared" if gradients are cleared after each step.
+        steps: those to train.
+        norms: gets each step's gradient norm, divided by the right one.
+    """
     found = []
     xs, ys = (tensor[:, :, dist.get_rank()] for tensor in data(micro_batches))
     for step in steps:
+        right = gradient(engine.module.weight.detach().double(), step, micro_batches).norm()
         for x, y in zip(xs[step], ys[step], strict=True):
             loss = ((engine(x.to(DTYPES[kind])).float() - y) ** 2).mean()
             found.append(float(engine.backward(loss)))
             engine.step()
             if how == "cleared":
                 engine.optimizer.zero_grad()
+        if norms is not None:
+            norms.append(float(engine.get_global_grad_norm() or 0.0) / float(right))
     return found
 
 
@@ -86,14 +106,26 @@ def outcome(
         released = getattr(engine.optimizer, own)
         setattr(engine.optimizer, own, lambda *args, **kwargs: released(*args, **kwargs))
     start = engine.module.weight.detach().double().clone()
-    losses = train(engine, kind, micro_batches, how)
+    norms: list[float] = []
+    losses = train(engine, kind, micro_batches, how, norms=norms)
     found, right = engine.module.weight.detach().double(), exactly(start, micro_batches)
-    return {"error": float((found - right).norm() / (right - start).norm()), "loss": losses, "bits": found.tolist()}
+    return {
+        "error": float((found - right).norm() / (right - start).norm()),
+        "loss": losses,
+        "norms": norms,
+        "bits": found.tolist(),
+    }
 
 
 CASES: dict[str, dict[str, Any]] = {
     "fp16": {"kind": "fp16", "stage": None},
     "fp16, accumulated": {"kind": "fp16", "stage": 0, "micro_batches": 2},
+    "fp16, growing": {
+        "kind": "fp16",
+        "stage": None,
+        "config": {"fp16": {"enabled": True, **SCALE, "loss_scale_window": 1}},
+    },
+    "fp16, skipped": {"kind": "fp16", "stage": None, "config": {"fp16": {"enabled": True, "initial_scale_power": 20}}},
     "fp16, own": {"kind": "fp16", "stage": None, "own": "step"},
     "fp16, stage 1": {"kind": "fp16", "stage": 1},
     "bf16": {"kind": "bf16", "stage": None},

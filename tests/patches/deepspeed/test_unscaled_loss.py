@@ -23,10 +23,12 @@ RULE_COVERAGE = {
     "known": "test_users_code_is_as_released",
     "With a scale of 1 nothing changes": "test_users_code_is_as_released",
     "Checkpoints hold the optimizer's scale with and without": "test_checkpoints_load_with_and_without_it",
+    "of unscaled gradients, with every optimizer": "test_norms_are_of_unscaled_gradients",
     "The value that `backward` returns is the loss": "test_losses_are_returned_as_released",
 }
 WORKER, PATCH = half_precision_ranks.__name__, "deepspeed-unscaled-loss"
 WRONG, SAME = ("fp16", "fp16, accumulated"), ("fp16, own", "fp16, stage 1", "float32")
+NORMS = (*WRONG, "fp16, growing")
 
 
 @pytest.fixture(
@@ -38,7 +40,7 @@ WRONG, SAME = ("fp16", "fp16, accumulated"), ("fp16, own", "fp16, stage 1", "flo
 )
 def report(request, run_ranks):
     levels = beside(request.param, "deepspeed")
-    (found,) = run_ranks(WORKER, "--more", PATCH, *WRONG, *SAME, levels=levels, ranks=1)
+    (found,) = run_ranks(WORKER, "--more", PATCH, *NORMS, "fp16, skipped", *SAME, levels=levels, ranks=1)
     assert found["status"] == "applied"
     assert found["reached"]["held"] > 0
     return found
@@ -48,6 +50,20 @@ def report(request, run_ranks):
 def test_steps_are_the_gradient_s(report, case):
     assert min(report[state][case]["error"] for state in ("before", "reverted")) > 0.9
     assert report["after"][case]["error"] < 0.02
+
+
+@pytest.mark.parametrize("case", NORMS)
+def test_norms_are_of_unscaled_gradients(report, case):
+    """As released, since no scale was in them; a larger scale after the step is not in them either."""
+    for state in ("before", "after"):
+        assert report[state][case]["norms"] == pytest.approx([1.0] * 4, rel=1e-2)
+
+
+def test_a_skipped_step_has_no_norm_of_its_own(report):
+    """Infinite, or as in the step before in releases before 0.19."""
+    first, *_, last = report["after"]["fp16, skipped"]["norms"]
+    assert first in (0.0, float("inf"))
+    assert last == pytest.approx(1.0, rel=1e-2)
 
 
 @pytest.mark.parametrize("case", SAME)
