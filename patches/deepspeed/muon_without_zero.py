@@ -34,8 +34,8 @@ def update(optimizer: Any, param: Any, group: dict[str, Any]) -> Any:
     if getattr(param, "is_expert_group", False):  # 0.19.2 and later
         more["is_expert_group"] = True
     muon: Any = sys.modules["deepspeed.runtime.zero.muon.original_muon"]
-    # It computes in its argument's memory, and the gradient is the user's.
-    own = gradient.to(param.dtype, copy=True)
+    # It computes in its argument's memory, and the gradient is the user's. It needs rows one after another.
+    own = gradient.to(param.dtype, copy=True).contiguous()
     return muon.muon_update(own, state["momentum_buffer"], beta=group["momentum"], **more)
 
 

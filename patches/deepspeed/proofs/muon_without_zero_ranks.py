@@ -55,6 +55,17 @@ def by_itself(kind: Any = None) -> dict[str, Any]:
     return {**found, "stay": all(stay), "raised": raised}
 
 
+def convolution(memory: torch.memory_format) -> list[float]:
+    """A step of a convolution's weight in this order."""
+    torch.manual_seed(2)
+    weight, gradient = (torch.randn(6, 4, 3, 3).to(memory_format=memory) for _ in range(2))
+    parameter = torch.nn.Parameter(weight)
+    parameter.grad = gradient
+    kind = importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer").MuonWithAuxAdam
+    kind([{"params": [parameter], "use_muon": True, "lr": muon.RATE, "momentum": muon.MOMENTUM}]).step()
+    return [float(each) for each in parameter.detach().flatten()]
+
+
 def own(released: Any) -> Any:
     """A user's subclass."""
     return type("Own", (released,), {"__module__": "mine"})
@@ -91,6 +102,7 @@ def main() -> None:
         found: dict[str, Any] = {case: muon.outcome(CASES[case]) for case in options.cases}
         if options.more:
             found |= {"by itself": by_itself(), "a subclass": by_itself(own)}
+            found["convolutions"] = [convolution(each) for each in (torch.contiguous_format, torch.channels_last)]
             number = next(numbers)
             saved(folder / str(number))
             found["resumed"] = {of: resumed(folder / str(of)) for of in range(number + 1)}

@@ -89,6 +89,13 @@ def test_a_parameter_without_a_gradient_raises_as_released(report):
     assert report["before"]["by itself"]["raised"] == report["after"]["by itself"]["raised"] != ""
 
 
+def test_a_convolution_in_channels_last_is_stepped_as_any_other(report):
+    """Upstream's function refuses its gradient, which a step without it takes."""
+    before, after = (report[state]["convolutions"] for state in ("before", "after"))
+    assert before[0] == before[1]
+    assert after[0] == after[1] != before[0]
+
+
 def test_a_subclass_is_as_released(report):
     assert report["before"]["by itself"] == report["before"]["a subclass"] == report["after"]["a subclass"]
 
