@@ -56,10 +56,15 @@ def unknown(model: Any) -> list[tuple[Any, str]]:
     ]
 
 
-def others(model: Any) -> list[str]:
-    """The names of all other floating-point buffers in float32."""
+def others(model: Any, dtype: Any) -> list[str]:
+    """The names of all other floating-point buffers that a cast to ``dtype`` would change, of float64, too."""
     kept = {id(buffer) for _, _, buffer in known(model)}
-    return [f"{type(owner).__name__}.{name}" for owner, name, buffer in _in_float32(model) if id(buffer) not in kept]
+    return [
+        f"{type(owner).__name__}.{name}"
+        for owner in model.modules()
+        for name, buffer in owner._buffers.items()
+        if buffer is not None and buffer.is_floating_point() and buffer.dtype != dtype and id(buffer) not in kept
+    ]
 
 
 def is_lossy(model: Any) -> bool | None:

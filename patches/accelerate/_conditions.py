@@ -32,10 +32,10 @@ def rounds_frequencies(self: Any, model: Any) -> bool | None:
 
     None for a policy that casts buffers and that somebody else may have made, and for frequencies in other code.
     """
-    plugin = getattr(self.state, "fsdp_plugin", None)
-    policy = getattr(plugin, "mixed_precision_policy", None)
-    if getattr(plugin, "fsdp_version", 1) != 1 or policy is None or _float32_buffers.is_lossy(model) is False:
+    policy = self.mixed_precision_policy
+    if getattr(self, "fsdp_version", 1) != 1 or policy is None or _float32_buffers.is_lossy(model) is False:
         return False
-    if not _buffer_policies.is_made(policy):
+    released = _buffer_policies.as_released(policy)
+    if released is None:
         return None if str(policy.buffer_dtype) in _buffer_policies.HALF else False
-    return None if _float32_buffers.others(model) else _float32_buffers.is_lossy(model)
+    return None if _float32_buffers.others(model, released.param_dtype) else _float32_buffers.is_lossy(model)

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant, Wrap
 
 from . import _buffer_policies
 
 _NAME = _buffer_policies.NAME
-_POLICY = "accelerate.utils.dataclasses:FullyShardedDataParallelPlugin.set_mixed_precision"
-_PREPARE = "accelerate.accelerator:Accelerator.prepare_model"
+_PLUGIN = "accelerate.utils.dataclasses:FullyShardedDataParallelPlugin"
+_CHOICE = f"{_PLUGIN}.set_auto_wrap_policy"
 
 
-def _changes(made: str) -> tuple[Rewrite, ...]:
+def _changes(made: str) -> tuple[Rewrite | Wrap, ...]:
     return (
         Rewrite(
-            target=_POLICY,
+            target=f"{_PLUGIN}.set_mixed_precision",
             pattern=f"self.mixed_precision_policy = {made}",
-            replacement=f"self.mixed_precision_policy = $WITHOUT_BUFFERS({made})",
-            uses={"WITHOUT_BUFFERS": f"{_buffer_policies.__name__}:{_buffer_policies.without_buffers.__name__}"},
+            replacement=f"self.mixed_precision_policy = $MADE({made})",
+            uses={"MADE": f"{_buffer_policies.__name__}:{_buffer_policies.made.__name__}"},
         ),
-        Rewrite(
-            target=_PREPARE,
-            pattern="model = FSDP(model, **kwargs)",
-            replacement='$DECIDE(kwargs["mixed_precision"], model); model = FSDP(model, **kwargs)',
-            uses={"DECIDE": f"{_buffer_policies.__name__}:{_buffer_policies.decide.__name__}"},
+        Wrap(
+            _CHOICE,
+            f"{_buffer_policies.__name__}:{_buffer_policies.for_model.__name__}",
+            signature="(self, model)",
+            signature_suffices="the plugin's other policy is chosen before; what the function does is left as it is",
         ),
     )
 
@@ -46,13 +46,13 @@ error is raised, and the loss falls: the model learns with these angles, and is 
 bits, so a frequency is off by up to 0.4 %. The rotary embedding multiplies the rounded frequency by the position.
 accelerate has an argument for this, `buffer_autocast`, that nothing sets.""",
     repair="""\
-The policy that accelerate makes from `mixed_precision` has no `buffer_dtype`, so FSDP1 leaves buffers in the type that
-they have, as FSDP2 does. A reference model that TRL wraps with the same policy is treated the same way. This holds
-where transformers itself keeps each float32 buffer of the model in float32 for any `dtype`: the frequencies
-(`inv_freq`), and buffers that the model's class lists in `_keep_in_fp32_modules_strict`. A model with any other float32
-buffer, such as one of your code or of `trust_remote_code`, is cast as released when accelerate prepares it, and rank 0
-logs one warning if it has rotary frequencies. The patch does not change a policy that you pass as a `MixedPrecision` or
-a dictionary.""",
+Before accelerate wraps a model, and before TRL wraps a reference model, the plugin's policy gets no `buffer_dtype`, so
+FSDP1 leaves buffers in the type that they have, as FSDP2 does. This holds for a policy that accelerate has made from
+`mixed_precision`, and for a model of which transformers itself keeps each float32 buffer in float32 for any `dtype`:
+the frequencies (`inv_freq`), and buffers that the model's class lists in `_keep_in_fp32_modules_strict`. All buffers of
+a model with any other buffer of another type are cast as released: a float32, float64 or float16 buffer of your code or
+of `trust_remote_code`, and `embed_scale` of the Gemma models. Rank 0 then logs one warning if the model has rotary
+frequencies. The patch does not change a policy that you pass as a `MixedPrecision` or a dictionary.""",
     changes_numbers="""\
 With FSDP1, accelerate trained with rounded rotary frequencies. With the patch, attention between distant tokens is that
 of the pretrained model and of the inference engine: losses on long sequences are lower at the start, and the ratio of a
@@ -68,5 +68,5 @@ inference has.""",
         Variant(Guard("accelerate", ">=1.6.0,<=1.15.0"), _changes("MixedPrecision(**dtype_args)")),
     ),
     obsolete_when="when FSDP1 is no longer in use, or accelerate leaves buffers in their type",
-    conditions=(Condition(_PREPARE, f"{__package__}._conditions:rounds_frequencies"),),
+    conditions=(Condition(_CHOICE, f"{__package__}._conditions:rounds_frequencies"),),
 )

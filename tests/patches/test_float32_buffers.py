@@ -80,7 +80,16 @@ def test_other_buffers_are_cast(made):
     _float32_buffers.keeping("any-patch", model, model.half)
     assert rotary.other.dtype == rotary.old_inv_freq.dtype == torch.float16
     assert rotary.inv_freq.dtype == torch.float32
-    assert _float32_buffers.others(made("llama")) == []
+    assert _float32_buffers.others(made("llama"), torch.float16) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_buffers_that_a_cast_would_change_are_named(made, dtype):
+    """Those of the type of the cast are not."""
+    model = made("llama")
+    model.register_buffer("own", torch.ones(1, dtype=dtype))
+    assert _float32_buffers.others(model, torch.float16) == ["LlamaForCausalLM.own"]
+    assert _float32_buffers.others(model, dtype) == []
 
 
 def test_other_code_is_not_known(made):
