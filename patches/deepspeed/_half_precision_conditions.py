@@ -14,7 +14,8 @@ def divides_unscaled(self: Any) -> float | bool | None:
 
 
 def keeps_gradients(self: Any) -> bool:
-    """Whether an engine does not clear gradients after a step."""
-    return bool(
-        self.bfloat16_enabled() and not self.zero_optimization() and _of_half_precision.is_released(self.optimizer)
-    )
+    """Whether neither an engine nor its optimizer clears gradients after a step. Whether its caller does is unknown."""
+    optimizer = self.optimizer
+    if not self.bfloat16_enabled() or self.zero_optimization() or not _of_half_precision.is_released(optimizer):
+        return False
+    return not _of_half_precision.clears_its_own(optimizer)

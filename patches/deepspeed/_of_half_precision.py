@@ -23,6 +23,12 @@ def is_released(optimizer: Any) -> bool:
     return not _released.others(optimizer, "step", "unscale_and_clip_grads", "zero_grad", packages=("deepspeed",))
 
 
+def clears_its_own(optimizer: Any) -> bool:
+    """Whether a released optimizer clears gradients in its step: that of `FusedAdam`, without `legacy_fusion`."""
+    # known: as above
+    return type(optimizer).__module__ == _MODULES[0] and not getattr(optimizer, "fused_adam_legacy", False)
+
+
 def cleared(engine: Any) -> bool:
     """Whether the gradients of an engine's parameters have to be cleared after a step, as ZeRO's are."""
     return bool(engine.zero_optimization()) or is_released(engine.optimizer)

@@ -28,6 +28,7 @@ RULE_COVERAGE = {
 }
 WORKER, PATCH = half_precision_ranks.__name__, "deepspeed-unscaled-loss"
 WRONG, SAME = ("fp16", "fp16, accumulated"), ("fp16, own", "fp16, stage 1", "float32")
+FUSED = "deepspeed.runtime.fp16.fused_optimizer"
 NORMS = (*WRONG, "fp16, growing")
 
 
@@ -131,6 +132,8 @@ def test_users_code_is_as_released():
     other = made("torch.optim.sgd")
     assert _of_half_precision.scaled(other, loss) is loss
     assert (divides_unscaled(other), keeps_gradients(other), _of_half_precision.cleared(other)) == (False,) * 3
+    fused, legacy = (made(FUSED, fused_adam_legacy=legacy) for legacy in (False, True))
+    assert (keeps_gradients(fused), keeps_gradients(legacy)) == (False, True)
     for own in (made(step=lambda: None), made("mine.deepspeed", step=lambda: None)):
         assert _of_half_precision.scaled(own, loss) is loss
         assert not _of_half_precision.cleared(own)
