@@ -118,7 +118,7 @@ def kto(runner: Runner) -> Iterator[Row]:
         Level("tests.harness.loading:torch_and_interpreter", str(side_by_side.folder("liger-0.8"))),
         Level("tests.harness.loading:trl_kto_with_liger", unpacked.folders("trl==1.12.0")),
     )
-    (report,) = runner.forked("tests.patches.trl.kto_liger_reference_ranks", levels=levels, ranks=1)
+    (report,) = runner.forked("rlhf_patches.patches.trl.proofs.kto_liger_reference_ranks", levels=levels, ranks=1)
     before, after = (report[state]["PEFT"] for state in ("before", "after"))
     without, with_it = (f"{found['factor']:.2f} x its size" for found in (before, after))
     repaired = before["error"] > 0.5 and after["error"] < 1e-6

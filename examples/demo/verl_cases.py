@@ -27,7 +27,9 @@ FP32 = Case(
 def critic(runner: Runner) -> Iterator[Row]:
     """The engine's forward_backward_batch with value_loss, on two data-parallel ranks."""
     levels = (*verl("0.8"), Level("tests.harness.loading:verl_critic"))
-    report = runner.forked("tests.patches.verl.critic_loss_scale_ranks", levels=levels, TORCHDYNAMO_DISABLE="1")[0]
+    report = runner.forked(
+        "rlhf_patches.patches.verl.proofs.critic_loss_scale_ranks", levels=levels, TORCHDYNAMO_DISABLE="1"
+    )[0]
     before, after = (report[state]["cases"]["four"] for state in ("before", "after"))
     without, patched = f"norm {before['norm']:.2f} times", f"{after['norm']:.3f} times"
     off = f"float64 {after['distance']:.0e}"

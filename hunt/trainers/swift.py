@@ -18,7 +18,7 @@ def grpo(*, name: str, micro_batch: int = 8, accumulation: int = 1, order: str =
     """`training_step` over the micro-batches of one optimizer step, each as ms-swift's rollouts make it."""
     import torch
 
-    from tests.patches.swift import grpo_loss_scale_ranks as cases
+    from rlhf_patches.patches.swift.proofs import grpo_loss_scale_ranks as cases
 
     if ROWS % micro_batch:
         raise CannotRun("a generation is divided into micro-batches of one size")

@@ -36,10 +36,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from rlhf_patches.patches.swift.proofs.small import DROPOUT, HIDDEN, LAYERS, VOCABULARY, Transformers
 from tests.harness import absent_packages, megatron_on_cpu
 
-VOCABULARY, SEQUENCE, BATCH, LAYERS, HIDDEN = 64, 16, 2, 1, 32
-DROPOUT = 0.1
+SEQUENCE, BATCH = 16, 2
 
 
 # -- models, adapters and trainers -----------------------------------------------------------------------------------
@@ -177,43 +177,6 @@ class Args(types.SimpleNamespace):
             ref_adapters=[],
             mlp_padding_free=False,
         )
-
-
-class Transformers:
-    """A trainer without Megatron, given as ``module:class``, and a Qwen2 model."""
-
-    def __init__(self, trainer: str) -> None:
-        module, _, name = trainer.partition(":")
-        self.trainer_class = getattr(importlib.import_module(module), name)
-        self.targets = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]
-
-    def make_model(self) -> Any:
-        from transformers import Qwen2Config, Qwen2ForCausalLM
-
-        config = Qwen2Config(
-            vocab_size=VOCABULARY,
-            hidden_size=HIDDEN,
-            intermediate_size=HIDDEN,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            attention_dropout=DROPOUT,
-        )
-        return Qwen2ForCausalLM(config)
-
-    def logits(self, model: Any, inputs: torch.Tensor) -> torch.Tensor:
-        return model(input_ids=inputs).logits
-
-    def trainer(self, peft_models: list[Any], ref_adapter: bool) -> Any:
-        from accelerate import Accelerator
-
-        trainer = object.__new__(self.trainer_class)
-        trainer.accelerator = Accelerator(cpu=True)
-        (trainer.model,) = peft_models
-        trainer.is_peft_model = True
-        trainer.ref_adapter_name = "ref_adapter" if ref_adapter else None
-        trainer.model_adapter_name = None
-        return trainer
 
 
 family: Megatron | Transformers

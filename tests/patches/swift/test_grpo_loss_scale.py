@@ -23,7 +23,7 @@ RULE_COVERAGE = {
     "in training only, as in 4.6.0": "test_in_evaluation_nothing_divides_and_nothing_is_multiplied",
 }
 
-WORKER = "tests.patches.swift.grpo_loss_scale_ranks"
+WORKER = "rlhf_patches.patches.swift.proofs.grpo_loss_scale_ranks"
 STEPS = 3
 # float32 through two layers, against float64 from the same weights; seen: up to 1e-6.
 ROUNDING = 1e-5

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 
 from rlhf_patches.patches.swift import _watched_rollouts
+from rlhf_patches.patches.swift.proofs import grpo_loss_scale_ranks as training
 from rlhf_patches.patches.swift.proofs import lora_counted_twice_ranks as updates
 from rlhf_patches.patches.swift.proofs import rollout_worker_seed_ranks as workers
 from rlhf_patches.proving import states
 from tests.harness import watched
-from tests.patches.swift import grpo_loss_scale_ranks as training
 from tests.patches.swift.watch_rollouts_cases import GROUPS, NEWEST, RESUMED
 
 NAME = "swift-watch-rollouts"

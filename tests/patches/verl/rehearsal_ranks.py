@@ -22,11 +22,11 @@ from tests.harness import megatron_on_cpu
 torch.set_num_threads(1)
 megatron_on_cpu.install()
 
+from rlhf_patches.patches.verl.proofs import critic_loss_scale_ranks, dr_grpo_length_bias_ranks, policy_on_fsdp
+from rlhf_patches.patches.verl.proofs.critic_loss_scale_ranks import PROMPTS, RESPONSE, RESPONSES
+from rlhf_patches.patches.verl.proofs.gmpo_micro_batches_ranks import make_config
 from rlhf_patches.rehearsal import start
 from rlhf_patches.rehearsal.verl_engine import EngineRehearsal
-from tests.patches.verl import critic_loss_scale_ranks, dr_grpo_length_bias_ranks, policy_on_fsdp
-from tests.patches.verl.critic_loss_scale_ranks import PROMPTS, RESPONSE, RESPONSES
-from tests.patches.verl.gmpo_micro_batches_ranks import make_config
 
 PATCHES = ("verl-gmpo-micro-batches", "verl-dr-grpo-length-bias", "verl-critic-loss-scale")
 

@@ -10,8 +10,8 @@ import math
 
 import pytest
 
+from rlhf_patches.patches.verl.proofs import critic_loss_scale_ranks
 from tests.harness.forkserver import Level, verl
-from tests.patches.verl import critic_loss_scale_ranks
 
 WORKER = critic_loss_scale_ranks.__name__
 CASES = critic_loss_scale_ranks.CASES

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rlhf_patches.patches.verl._response_length import with_divisor
+from rlhf_patches.patches.verl.proofs import dr_grpo_length_bias_ranks
 from tests.harness.forkserver import verl_workers
-from tests.patches.verl import dr_grpo_length_bias_ranks
 
 WORKER = dr_grpo_length_bias_ranks.__name__
 LENGTH = dr_grpo_length_bias_ranks.LENGTH

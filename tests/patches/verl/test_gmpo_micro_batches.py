@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_patches.patches.verl.proofs import gmpo_micro_batches_ranks
 from tests.harness.forkserver import Level, verl
-from tests.patches.verl import gmpo_micro_batches_ranks
 
 WORKER = gmpo_micro_batches_ranks.__name__
 RULE_COVERAGE = {

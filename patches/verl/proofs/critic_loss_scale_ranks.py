@@ -1,7 +1,8 @@
 """One mini-batch through verl's real engine for critics, on FSDP, and the same in float64 from the definition.
 
-``--out FOLDER``, with the folder of a verl release on sys.path, on data-parallel ranks. The model is a transformers one
-with a value head. Each case splits the mini-batch into other micro-batches, or averages it in another way.
+``--out FOLDER [CASE ...]``, with the folder of a verl release on sys.path, on data-parallel ranks. The model is a
+transformers one with a value head. Each case splits the mini-batch into other micro-batches, or averages it in another
+way.
 """
 
 from __future__ import annotations
@@ -13,14 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import fully_shard
 
 from rlhf_patches.proving import states
-from tests.harness import megatron_on_cpu
-
-torch.set_num_threads(1)
-megatron_on_cpu.install()
-
-from torch.distributed.fsdp import fully_shard
 
 PATCH = "verl-critic-loss-scale"
 PROMPTS, RESPONSES = (3, 5, 4, 2, 5, 3, 1, 4), (9, 2, 12, 4, 12, 1, 7, 10)
@@ -51,6 +47,12 @@ CASES = {
     "two, no size": Case(2, sized=False),
     "two, seq-mean-token-mean, no size": Case(2, "seq-mean-token-mean", sized=False),
 }
+
+
+def on_cpu() -> None:
+    """verl computes on the GPU that is current, and where there is none, on none."""
+    if not torch.cuda.is_available():
+        torch.cuda.current_device = lambda: torch.device("cpu")
 
 
 def make_rows(case: Case) -> dict[str, torch.Tensor]:
@@ -231,6 +233,11 @@ def observations(cases: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    options = states.parser().parse_args()
+    parser = states.parser()
+    parser.add_argument("cases", nargs="*", default=[*CASES])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    on_cpu()
     torch.distributed.init_process_group("gloo")
-    states.report_cases(PATCH, observations, CASES, options.out, reverted=["two"])
+    reverted = [name for name in options.cases if name == "two"]
+    states.report_cases(PATCH, observations, options.cases, options.out, reverted=reverted)

@@ -1,6 +1,6 @@
 """GMPO's loss on verl's real engine in micro-batches of several sizes, and in float64 from the definition.
 
-``--out FOLDER``, with the folder of a verl release on sys.path, on one or more data-parallel ranks.
+``--out FOLDER [--briefly]``, with the folder of a verl release on sys.path, on one or more data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -10,14 +10,9 @@ from typing import Any
 
 import torch
 
+from rlhf_patches.patches.verl.proofs import policy_on_fsdp
+from rlhf_patches.patches.verl.proofs.critic_loss_scale_ranks import PROMPTS, RESPONSE, on_cpu
 from rlhf_patches.proving import states
-from tests.harness import megatron_on_cpu
-
-torch.set_num_threads(1)
-megatron_on_cpu.install()
-
-from tests.patches.verl import policy_on_fsdp
-from tests.patches.verl.critic_loss_scale_ranks import PROMPTS, RESPONSE
 
 PATCH = "verl-gmpo-micro-batches"
 LOW, HIGH = 0.1, 0.2
@@ -77,7 +72,12 @@ def observations(all_of_them: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    options = states.parser().parse_args()
+    parser = states.parser()
+    parser.add_argument("--briefly", action="store_true", help="micro-batches of one row alone")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    on_cpu()
     torch.distributed.init_process_group("gloo")
-    of_states = iter((True, True, False))
+    everything = not options.briefly
+    of_states = iter((everything, everything, False))
     states.report(PATCH, lambda: observations(next(of_states)), options.out)

@@ -1,8 +1,8 @@
 """Dr.GRPO's loss as verl's own worker makes it, on its real engine, and in float64 from the definition.
 
-``--out FOLDER``, with the folder of a verl release on sys.path and that of what its workers import (hydra), on one or
-more data-parallel ranks. The configuration is the release's own; `ActorRolloutRefWorker.init_model` makes the loss of
-it. Instead of the engine, which would be for CUDA, a recorder takes what the worker has made.
+``--out FOLDER [--briefly]``, with the folder of a verl release on sys.path and that of what its workers import (hydra),
+on one or more data-parallel ranks. The configuration is the release's own; `ActorRolloutRefWorker.init_model` makes the
+loss of it. Instead of the engine, which would be for CUDA, a recorder takes what the worker has made.
 """
 
 from __future__ import annotations
@@ -15,14 +15,9 @@ from typing import Any
 
 import torch
 
+from rlhf_patches.patches.verl.proofs import policy_on_fsdp
+from rlhf_patches.patches.verl.proofs.critic_loss_scale_ranks import PROMPTS, RESPONSE, on_cpu
 from rlhf_patches.proving import states
-from tests.harness import megatron_on_cpu
-
-torch.set_num_threads(1)
-megatron_on_cpu.install()
-
-from tests.patches.verl import policy_on_fsdp
-from tests.patches.verl.critic_loss_scale_ranks import PROMPTS, RESPONSE
 
 PATCH = "verl-dr-grpo-length-bias"
 LENGTH = 16
@@ -141,7 +136,12 @@ def observations(all_of_them: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    options = states.parser().parse_args()
+    parser = states.parser()
+    parser.add_argument("--briefly", action="store_true", help="micro-batches of one row alone")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    on_cpu()
     torch.distributed.init_process_group("gloo")
-    of_states = iter((True, True, False))
+    everything = not options.briefly
+    of_states = iter((everything, everything, False))
     states.report(PATCH, lambda: observations(next(of_states)), options.out)

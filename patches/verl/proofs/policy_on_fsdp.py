@@ -16,7 +16,15 @@ from typing import Any
 
 import torch
 
-from tests.patches.verl.critic_loss_scale_ranks import CASES, PROMPT, PROMPTS, RESPONSE, RESPONSES, make_rows, mesh
+from rlhf_patches.patches.verl.proofs.critic_loss_scale_ranks import (
+    CASES,
+    PROMPT,
+    PROMPTS,
+    RESPONSE,
+    RESPONSES,
+    make_rows,
+    mesh,
+)
 
 LOSS_KEYS = ("response_mask", "old_log_probs", "advantages")
 

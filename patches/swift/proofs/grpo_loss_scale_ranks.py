@@ -1,9 +1,10 @@
 """A step of ms-swift's GRPO trainer without Megatron, over several micro-batches, with a loss over all their tokens.
 
-``--out FOLDER``, with a release of ms-swift on sys.path, on any number of ranks that each have other micro-batches.
-Real are the trainer's ``training_step`` with all that it calls (TRL's and transformers' included) and transformers'
-Qwen2. Ours are the rollouts, and the trainer's set-up, which would load a model and start a server. The yardstick are
-the published objectives in float64 over the tokens of all micro-batches of all ranks, from the same weights.
+``--out FOLDER [CASE ...]``, with a release of ms-swift on sys.path, on any number of ranks that each have other
+micro-batches. Real are the trainer's ``training_step`` with all that it calls (TRL's and transformers' included) and
+transformers' Qwen2. Ours are the rollouts, and the trainer's set-up, which would load a model and start a server. The
+yardstick are the published objectives in float64 over the tokens of all micro-batches of all ranks, from the same
+weights.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any
 
 import torch
 
+from rlhf_patches.patches.swift.proofs.small import VOCABULARY, Transformers
 from rlhf_patches.proving import states
-from tests.patches.swift.null_ref_context_ranks import VOCABULARY, Transformers
 
 NAME = "swift-grpo-loss-scale"
 STEPS, ROWS, PROMPT, COMPLETION = 3, 2, 4, 6
@@ -224,12 +225,11 @@ def step(loss_type: str, chord: bool, own: type | None = None) -> dict[str, floa
     }
 
 
-def observe() -> dict[str, Any]:
-    return {
-        "dapo": step("dapo", chord=False),
-        "cispo": step("cispo", chord=False),
-        "with CHORD": step("dapo", chord=True),
-    }
+CASES: dict[str, tuple[str, bool]] = {"dapo": ("dapo", False), "cispo": ("cispo", False), "with CHORD": ("dapo", True)}
+
+
+def observe(cases: list[str]) -> dict[str, Any]:
+    return {name: step(*CASES[name]) for name in cases}
 
 
 def observe_own() -> dict[str, Any]:
@@ -245,7 +245,8 @@ def observe_own() -> dict[str, Any]:
 def main() -> None:
     parser = states.parser()
     parser.add_argument("--own", action="store_true")
+    parser.add_argument("cases", nargs="*", default=[*CASES])
     options = parser.parse_args()
     family()
     torch.distributed.init_process_group("gloo")
-    states.report(NAME, observe_own if options.own else observe, options.out)
+    states.report(NAME, observe_own if options.own else lambda: observe(options.cases), options.out)
