@@ -65,7 +65,12 @@ def gradient(weight: torch.Tensor, step: int, micro_batches: int) -> torch.Tenso
 
 
 def train(
-    engine: Any, kind: str, micro_batches: int, how: str, steps: range = range(STEPS), norms: list[float] | None = None
+    engine: Any,
+    kind: str,
+    micro_batches: int,
+    how: str,
+    steps: range = range(STEPS),
+    norms: list[list[float]] | None = None,
 ) -> list[float]:
     """Train these steps; returns the losses that ``backward`` returns.
 
@@ -75,7 +80,7 @@ def train(
         micro_batches: per step.
         how: "cleared" if gradients are cleared after each step.
         steps: those to train.
-        norms: gets each step's gradient norm, divided by the right one.
+        norms: gets each step's gradient norm, and that of the parameter's `grad` before it, divided by the right one.
     """
     found = []
     xs, ys = (tensor[:, :, dist.get_rank()] for tensor in data(micro_batches))
@@ -84,11 +89,13 @@ def train(
         for x, y in zip(xs[step], ys[step], strict=True):
             loss = ((engine(x.to(DTYPES[kind])).float() - y) ** 2).mean()
             found.append(float(engine.backward(loss)))
+            waiting = engine.module.weight.grad
+            kept = 0.0 if waiting is None else float(waiting.float().norm())
             engine.step()
             if how == "cleared":
                 engine.optimizer.zero_grad()
         if norms is not None:
-            norms.append(float(engine.get_global_grad_norm() or 0.0) / float(right))
+            norms.append([each / float(right) for each in (float(engine.get_global_grad_norm() or 0.0), kept)])
     return found
 
 
@@ -106,7 +113,7 @@ def outcome(
         released = getattr(engine.optimizer, own)
         setattr(engine.optimizer, own, lambda *args, **kwargs: released(*args, **kwargs))
     start = engine.module.weight.detach().double().clone()
-    norms: list[float] = []
+    norms: list[list[float]] = []
     losses = train(engine, kind, micro_batches, how, norms=norms)
     found, right = engine.module.weight.detach().double(), exactly(start, micro_batches)
     return {

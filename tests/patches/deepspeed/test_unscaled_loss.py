@@ -24,6 +24,7 @@ RULE_COVERAGE = {
     "With a scale of 1 nothing changes": "test_users_code_is_as_released",
     "Checkpoints hold the optimizer's scale with and without": "test_checkpoints_load_with_and_without_it",
     "of unscaled gradients, with every optimizer": "test_norms_are_of_unscaled_gradients",
+    "`grad` is that of the scaled loss": "test_a_parameter_s_gradient_is_that_of_the_scaled_loss",
     "The value that `backward` returns is the loss": "test_losses_are_returned_as_released",
 }
 WORKER, PATCH = half_precision_ranks.__name__, "deepspeed-unscaled-loss"
@@ -57,12 +58,18 @@ def test_steps_are_the_gradient_s(report, case):
 def test_norms_are_of_unscaled_gradients(report, case):
     """As released, since no scale was in them; a larger scale after the step is not in them either."""
     for state in ("before", "after"):
-        assert report[state][case]["norms"] == pytest.approx([1.0] * 4, rel=1e-2)
+        assert [norm for norm, _ in report[state][case]["norms"]] == pytest.approx([1.0] * 4, rel=1e-2)
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_parameter_s_gradient_is_that_of_the_scaled_loss(report, case):
+    for state, times in (("before", 1.0), ("after", 1024.0)):
+        assert [kept for _, kept in report[state][case]["norms"]] == pytest.approx([times] * 4, rel=1e-2)
 
 
 def test_a_skipped_step_has_no_norm_of_its_own(report):
     """Infinite, or as in the step before in releases before 0.19."""
-    first, *_, last = report["after"]["fp16, skipped"]["norms"]
+    first, *_, last = (norm for norm, _ in report["after"]["fp16, skipped"]["norms"])
     assert first in (0.0, float("inf"))
     assert last == pytest.approx(1.0, rel=1e-2)
 
