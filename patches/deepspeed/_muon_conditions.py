@@ -43,11 +43,15 @@ def keeps_one_momentum(self: Any, tensor_list: Any) -> bool | None:
 
 
 def looks_flat(config_class: Any, model: Any) -> bool:
-    """Whether Muon is configured for a model with matrices whose own shape does not show, as of `zero.Init`."""
+    """Whether Muon is configured for a model that trains matrices whose own shape does not show, as of `zero.Init`.
+
+    LoRA freezes these, and trains matrices of its own.
+    """
     if config_class.optimizer_name != "muon":
         return False
     return any(
-        parameter.ndim < 2 <= len(getattr(parameter, "ds_shape", ()))
+        parameter.requires_grad
+        and parameter.ndim < 2 <= len(getattr(parameter, "ds_shape", ()))
         and not any(word in name.lower() for word in ("embed", "lm_head"))
         for name, parameter in model.named_parameters()
     )

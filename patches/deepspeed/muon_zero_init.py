@@ -22,7 +22,7 @@ runs.""",
     cause="""\
 `set_optimizer_flags` gives Muon the parameters with two dimensions or more. Within `zero.Init` a parameter is an empty
 vector, and its shape is in `ds_shape`. The bug was reproduced in 0.18.9 and 0.19.6; 0.19.7 asks for `ds_shape`. Earlier
-releases refuse Muon with ZeRO-3.""",
+releases refuse Muon with ZeRO-3. LoRA's matrices are built outside of `zero.Init`, and are trained by Muon.""",
     what_to_do="""\
 Use DeepSpeed 0.19.8. Or use ZeRO-2. Or build the model outside of `zero.Init`: with transformers, before
 `TrainingArguments` reads the DeepSpeed configuration. Do this for new runs. A checkpoint of an affected run has Adam's

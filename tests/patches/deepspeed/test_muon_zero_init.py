@@ -54,5 +54,8 @@ def test_which_parameters_show_it():
     assert not looks_flat(muon, of(lm_head=flat, embed_tokens=flat))
     assert not looks_flat(SimpleNamespace(optimizer_name="adamw"), of(weight=flat))
     assert not looks_flat(muon, of(weight=torch.nn.Parameter(torch.ones(2, 3))))
+    flat.requires_grad_(False)
+    assert not looks_flat(muon, of(weight=flat, lora=torch.nn.Parameter(torch.ones(2, 3)))), "only LoRA's is trained"
+    flat.requires_grad_(True)
     flat.ds_shape = torch.Size([3])
     assert not looks_flat(muon, of(weight=flat))
