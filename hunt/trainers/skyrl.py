@@ -13,7 +13,7 @@ from hunt.trainers import CannotRun, trainer
 @trainer("skyrl/grpo", "skyrl/gae")
 def advantages(*, name: str, padding: int) -> Outcome:
     """The gradient of the policy loss for each log-probability, by way of the normalized advantages."""
-    from tests.patches.skyrl import advantage_padding_ranks as cases
+    from rlhf_patches.patches.skyrl.proofs import advantage_padding_ranks as cases
 
     given: dict[str, Any] = {
         "values": cases.rows(0.3, 1),
@@ -29,11 +29,11 @@ def outputs(*, mesh_tensor: int) -> Outcome:
     """Which samples a client gets the outputs of, from two data-parallel groups."""
     import ray
 
-    from tests.patches.skyrl import loss_outputs_once_ranks as cases
+    from rlhf_patches.patches.skyrl.proofs import loss_outputs_once_ranks as cases
 
     ray.put = ray.get = lambda value: value
     try:
-        module = cases.skyrl_on_cpu.worker_dispatch()
+        module = cases.modules.worker_dispatch()
     except (AttributeError, ImportError) as error:
         raise CannotRun(f"this SkyRL has no controller of that kind: {error}") from error
     mesh = cases.make_mesh(2, 1, mesh_tensor, 1)

@@ -1,7 +1,4 @@
 """Patches of Hugging Face TRL."""
 
-NO_PROOF = (
-    "nobody has written one: most of these bugs need a vLLM server, kernels on a GPU, several ranks, or an older "
-    "release; the tests run those"
-)
+NO_PROOF = "a proof needs vLLM, as a server or in the trainer's process; the tests run it, or replace it with a fake"
 """Why `rlhf-patches prove` cannot run the patches that have no proof."""

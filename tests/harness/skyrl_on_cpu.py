@@ -1,14 +1,8 @@
-"""The real SkyRL where it does not import as a whole: without vLLM, Ray actors, flash-attention, or on Python 3.11.
-
-`import skyrl.backends` runs what needs all of those (on 3.11 even pydantic refuses a type there). `install()` registers
-SkyRL's packages without running their `__init__`; their modules are the real files. `skyrl.train.config`, of which
-these modules need the names of dataclasses for annotations only, answers with empty classes.
-"""
+"""The real SkyRL where it does not import as a whole: what patches/skyrl/proofs/modules.py has, and more of it."""
 
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -20,39 +14,15 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
-_TRAIN = "skyrl.backends.skyrl_train"
-_PACKAGES = (
-    "skyrl",
-    "skyrl.backends",
-    "skyrl.train",
-    _TRAIN,
-    *(f"{_TRAIN}.{name}" for name in ("distributed", "distributed.megatron", "mtp", "utils", "workers")),
-    f"{_TRAIN}.workers.megatron",
-)
+from rlhf_patches.patches.skyrl.proofs import modules
+
+_TRAIN, _Names = modules.TRAIN, modules.Names
+install, trainer, worker_dispatch = modules.install, modules.trainer, modules.worker_dispatch
 MODEL_UTILS = f"{_TRAIN}.distributed.megatron.model_utils"
 MODEL_WRAPPER = f"{_TRAIN}.workers.megatron.megatron_model_wrapper"
-
-
-class _Config(ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        if not name[:1].isupper():
-            raise AttributeError(name)
-        return SimpleNamespace
-
-
-@functools.cache
-def install() -> str:
-    """Let `import` find SkyRL's own modules; returns SkyRL's version."""
-    distribution = importlib.metadata.distribution("skyrl")
-    for name in _PACKAGES:
-        package = ModuleType(name)
-        package.__path__ = [str(Path(str(distribution.locate_file(""))).joinpath(*name.split(".")))]
-        sys.modules[name] = package
-    sys.modules["skyrl.train.config"] = _Config("skyrl.train.config")
-    return distribution.version
 
 
 def model_utils() -> Any:
@@ -68,40 +38,6 @@ def model_wrapper() -> Any:
     return importlib.import_module(MODEL_WRAPPER)
 
 
-class _Names(_Config):
-    """Of a module of which only names are imported: classes are empty, and functions refuse to be called."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return SimpleNamespace if name[:1].isupper() else self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f"{self.__name__} is only a stand-in of the test suite")
-
-
-def worker_dispatch() -> Any:
-    """The module with the controller's side of the actor groups; SkyRL's inference is not there."""
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    # SkyRL imports it from where the Ray that it asks for has it too.
-    placement_group: Any = importlib.import_module("ray.util.placement_group")
-    placement_group.PlacementGroupSchedulingStrategy = PlacementGroupSchedulingStrategy
-    root = Path(sys.modules["skyrl"].__path__[0]).parent
-    for name in ("skyrl.train.dataset", "skyrl.train.utils", f"{_TRAIN}.inference_engines"):
-        package = ModuleType(name)
-        package.__path__ = [str(root.joinpath(*name.split(".")))]
-        sys.modules[name] = package
-    for name in (
-        "skyrl.train.config.config",
-        f"{_TRAIN}.distributed.ulysses",
-        f"{_TRAIN}.inference_engines.inference_engine_client",
-        f"{_TRAIN}.utils.io",
-    ):
-        sys.modules[name] = _Names(name)
-    return importlib.import_module(f"{_TRAIN}.workers.worker_dispatch")
-
-
 def megatron_worker() -> Any:
     """The module with Megatron's workers, which imports the one with FSDP's."""
     from tests.harness import absent_packages
@@ -109,29 +45,6 @@ def megatron_worker() -> Any:
     absent_packages.install()
     worker_dispatch()
     return importlib.import_module(f"{_TRAIN}.workers.megatron.megatron_worker")
-
-
-def trainer() -> Any:
-    """The module with the trainer, to be the first of SkyRL's: what is around advantages and losses is names only."""
-    root = Path(sys.modules["skyrl"].__path__[0]).parent
-    for name in (
-        *(f"{_TRAIN}.inference_engines.{part}" for part in ("inference_engine_client", "utils")),
-        f"{_TRAIN}.inference_engines",
-        *(f"{_TRAIN}.inference_servers.{part}" for part in ("base", "engine_utils")),
-        f"{_TRAIN}.inference_servers",
-        f"{_TRAIN}.utils.io",
-        *(f"{_TRAIN}.workers.{part}" for part in ("worker", "worker_dispatch", "worker_utils")),
-        *(f"skyrl.train.{part}" for part in ("dataset", "evaluate", "generators", "utils")),
-        *(f"skyrl.train.generators.{part}" for part in ("base", "utils")),
-        *(
-            f"skyrl.train.utils.{part}"
-            for part in ("callbacks", "logging_utils", "ray_gpu_monitor", "tracking", "trainer_utils")
-        ),
-        *(f"skyrl.train.utils.{part}" for part in ("trajectory_logging", "utils", "vllm_metrics_scraper")),
-    ):
-        sys.modules[name] = _Names(name)
-    vars(sys.modules["skyrl.train.dataset"])["__path__"] = [str(root.joinpath("skyrl", "train", "dataset"))]
-    return importlib.import_module("skyrl.train.trainer")
 
 
 def tinker_backend() -> Any:

@@ -32,8 +32,8 @@ EXCLUDING = (
     *("transformers-prompt-tuning-count", "slime-eps-clip-c"),
 )
 """What their conditions tell is where the bug cannot be."""
-UNTOLD = ("verl-padding-only-micro-batch",)
-"""Their proofs' runs are of releases of which a condition knows nothing."""
+UNTOLD = ("verl-padding-only-micro-batch", "trl-chunked-nll-zero3", "trl-chunked-divergence-zero3")
+"""Of their proofs' runs a condition knows nothing: of the release, or whether ZeRO-3 gathers the head itself."""
 DEAR = (
     *("trl-grpo-dapo-scale", "trl-resume-order", "trl-grpo-truncated-count", "peft-save-adapter-prefix"),
     *("transformers-smoothed-labels", "transformers-resume-weights", "transformers-eval-loss"),
@@ -118,4 +118,4 @@ def test_each_patch_has_a_proof_or_says_why_not(patch):
 
 
 def test_most_patches_that_can_have_one_do():
-    assert len(PROVEN) >= 45
+    assert len(PROVEN) >= 100

@@ -8,101 +8,32 @@ the group asks for are numbers that Ray is told.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import json
 import logging
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import ray
-import torch
 
 import rlhf_patches
+from rlhf_patches.patches.skyrl.proofs.loss_outputs_once_ranks import (
+    PER_RANK,
+    make_batch,
+    make_dispatch,
+    make_mesh,
+    run,
+    without_a_store,
+    without_actors,
+)
 from tests.harness import own_ray, skyrl_on_cpu
 from tests.patches.skyrl import loss_outputs_once_actor as actor
 
 ROOT = Path(__file__).resolve().parents[3]
 NAME = "skyrl-loss-outputs-once"
-PER_RANK = 3
-
-
-def make_mesh(dp: int, sp: int, tp: int, pp: int, order: str = "tsdp") -> list[dict[str, int]]:
-    """Each rank's place. ``order``: the dimensions from the fastest to the slowest; megatron-core's is ``tsdp``."""
-    sizes = {"d": dp, "s": sp, "t": tp, "p": pp}
-    places = []
-    for place in itertools.product(*(range(sizes[letter]) for letter in reversed(order))):
-        at = dict(zip(reversed(order), place, strict=True))
-        places.append(
-            {"dp": at["d"], "sp": at["s"], "tp": at["t"], "pp": at["p"], "world_size": dp * sp * tp * pp}
-            | {"dp_size": dp, "pp_size": pp}
-        )
-    return places
-
-
-def make_batch(samples: int) -> Any:
-    """A sample's tokens say which it is."""
-    from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
-
-    sequences = torch.arange(samples)[:, None].repeat(1, 2).float()
-    return TrainingInputBatch({"sequences": sequences, "loss_mask": torch.ones(samples, 2)})
-
-
-class Handle:
-    """In the place of a Ray actor's handle: what is called runs here, and its result goes into Ray's store."""
-
-    def __init__(self, worker: actor.Worker) -> None:
-        self.worker = worker
-
-    def __getattr__(self, name: str) -> Any:
-        def remote(*args: Any, **kwargs: Any) -> Any:
-            args = tuple(ray.get(one) if isinstance(one, ray.ObjectRef) else one for one in args)
-            return ray.put(getattr(self.worker, name)(*args, **kwargs))
-
-        return SimpleNamespace(remote=remote)
-
-
-@contextlib.contextmanager
-def without_a_store() -> Iterator[None]:
-    """There is nothing of Ray in a mesh of plain objects but its store, which is slow."""
-    kept = ray.put, ray.get
-    ray.put = ray.get = lambda value: value
-    try:
-        yield
-    finally:
-        ray.put, ray.get = kept
-
-
-def without_actors(module: Any, mesh: list[dict[str, int]]) -> Any:
-    """SkyRL's actor group, whose actors are plain objects."""
-    from skyrl.backends.skyrl_train.distributed.dispatch import ActorInfo
-
-    group = module.PPORayActorGroup.__new__(module.PPORayActorGroup)
-    workers = [actor.Worker(SimpleNamespace(mesh=mesh), len(mesh), rank) for rank in range(len(mesh))]
-    group.actor_infos = [ActorInfo(Handle(worker), worker.get_mesh_rank()) for worker in workers]
-    return group
-
-
-def make_dispatch(module: Any, group: Any) -> Any:
-    placement = SimpleNamespace(colocate_all=False, colocate_policy_ref=False)
-    return module.WorkerDispatch(SimpleNamespace(trainer=SimpleNamespace(placement=placement)), group)
-
-
-def run(dispatch: Any, samples: int) -> dict[str, Any]:
-    """Which samples come back, in their order, and whose metrics."""
-    status = dispatch.forward_backward("policy", make_batch(samples), loss_fn="cross_entropy")
-    if not isinstance(status, dict):  # 0.3.0
-        status = {**status.metrics, "loss_fn_outputs": status.loss_fn_outputs}
-    outputs = status.pop("loss_fn_outputs")
-    return {
-        "samples": [int(output["logprobs"][0]) for output in outputs],
-        "losses": [-output["elementwise_loss"][1] for output in outputs],
-        "metrics": status,
-    }
 
 
 def meshes() -> dict[str, Any]:

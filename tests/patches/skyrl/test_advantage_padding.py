@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from rlhf_patches.patches.skyrl._conditions import normalized_mean_with_padding
+from rlhf_patches.patches.skyrl.proofs.advantage_padding import deviation, expected
 from tests.harness.forkserver import skyrl_trainer
 
 RULE_COVERAGE = {
@@ -30,52 +29,10 @@ RELEASES = ["0.1", "0.4", *(pytest.param(name, marks=pytest.mark.exhaustive) for
 @pytest.fixture(scope="module", params=RELEASES)
 def report(run_ranks, request):
     """The gradients as released, with the patch, and after a revert."""
-    worker = "tests.patches.skyrl.advantage_padding_ranks"
+    worker = "rlhf_patches.patches.skyrl.proofs.advantage_padding_ranks"
     (found,) = run_ranks(worker, levels=skyrl_trainer(request.param), ranks=1, TORCHDYNAMO_DISABLE="1")
     assert (found["version"], found["status"]) == (f"{request.param}.0", "applied")
     return found
-
-
-def grpo(given):
-    """Shao et al., arXiv:2402.03300, section 4.1.2: each token has the response's reward within its group."""
-    advantages = []
-    for group, reward, row in zip(given["groups"], given["rewards"], given["values"], strict=True):
-        of_group = [other for name, other in zip(given["groups"], given["rewards"], strict=True) if name == group]
-        advantages.append([(reward - statistics.fmean(of_group)) / statistics.stdev(of_group)] * len(row))
-    return advantages
-
-
-def gae(given, length, release):
-    """Schulman et al., arXiv:1506.02438, equation 16; 0.1.0 pads at the end, and bootstraps from there."""
-    advantages = []
-    for reward, row in zip(given["rewards"], given["values"], strict=True):
-        after = length if release == "0.1.0" else len(row)
-        values = row + [given["on padding"]] * (after - len(row)) + [0.0]
-        deltas = [given["gamma"] * values[t + 1] - values[t] + reward * (t == len(row) - 1) for t in range(after)]
-        decay = given["gamma"] * given["lambda"]
-        advantages.append([sum(decay**step * delta for step, delta in enumerate(deltas[t:])) for t in range(len(row))])
-    return advantages
-
-
-def expected(given, case, release):
-    """PPO's clipped objective (arXiv:1707.06347, equation 7), of advantages of mean 0 and variance 1 over tokens."""
-    estimator, _, length = case.partition(", ")
-    advantages = grpo(given) if estimator == "grpo" else gae(given, int(length), release)
-    tokens = [value for row in advantages for value in row]
-    mean, deviation = statistics.fmean(tokens), statistics.pstdev(tokens)
-    gradients = []
-    for row, new, old in zip(advantages, given["log_probs"], given["old_log_probs"], strict=True):
-        gradient = []
-        for value, log_prob, old_log_prob in zip(row, new, old, strict=True):
-            advantage, ratio = (value - mean) / deviation, math.exp(log_prob - old_log_prob)
-            clipped = ratio > 1 + given["clip"] if advantage > 0 else ratio < 1 - given["clip"]
-            gradient.append(0.0 if clipped else -advantage * ratio / len(tokens))
-        gradients.append(gradient)
-    return gradients
-
-
-def deviation(found, wanted):
-    return max(abs(a - b) for row, other in zip(found, wanted, strict=True) for a, b in zip(row, other, strict=True))
 
 
 @pytest.mark.parametrize("case", CASES)

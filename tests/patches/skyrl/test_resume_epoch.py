@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_patches.patches.skyrl.proofs import resume_epoch_ranks
 from tests.harness import side_by_side
 from tests.harness.forkserver import Level, skyrl_trainer
-from tests.patches.skyrl import resume_epoch_ranks
 
 RULE_COVERAGE = {
     "minimal scope": "test_what_is_unknown_stays_as_released",

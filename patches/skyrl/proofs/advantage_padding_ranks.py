@@ -1,4 +1,4 @@
-"""SkyRL's advantages, normalized, and the gradient of its policy loss: ``--out FOLDER``, on one rank.
+"""SkyRL's advantages, normalized, and the gradient of its policy loss: ``--out FOLDER [CASE ...]``, on one rank.
 
 The estimators, `RayPPOTrainer._normalize_advantages` (0.1.0: `normalize_advantages_dict`) and `ppo_policy_loss` of the
 release on sys.path.
@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from rlhf_patches.patches.skyrl.proofs import modules
 from rlhf_patches.proving import states
-from tests.harness import skyrl_on_cpu
 
 UTILS = "skyrl.backends.skyrl_train.utils.ppo_utils"
 GAMMA, LAMBDA, CLIP = 0.9, 0.8, 0.2
@@ -101,19 +101,18 @@ def gradient(estimator: str, length: int, given: dict[str, Any]) -> list[list[fl
 
 
 def main() -> None:
-    options = states.parser().parse_args()
-    skyrl_on_cpu.install()
+    parser = states.parser()
+    parser.add_argument("cases", nargs="*", default=[f"{name}, {length}" for name in ESTIMATORS for length in LENGTHS])
+    options = parser.parse_args()
+    modules.install()
+    modules.trainer()
     given: dict[str, Any] = {"values": rows(0.3, 1), "log_probs": rows(-1.0, 2), "old_log_probs": rows(-1.0, 3)}
     constants = {"groups": GROUPS, "rewards": REWARDS, "gamma": GAMMA, "lambda": LAMBDA, "clip": CLIP}
     states.report(
         "skyrl-advantage-padding",
         lambda: {
             "given": given | constants | {"on padding": ON_PADDING},
-            **{
-                f"{estimator}, {length}": gradient(estimator, length, given)
-                for estimator in ESTIMATORS
-                for length in LENGTHS
-            },
+            **{case: gradient(case.split(", ")[0], int(case.split(", ")[1]), given) for case in options.cases},
         },
         options.out,
     )

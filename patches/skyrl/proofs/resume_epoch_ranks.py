@@ -1,4 +1,4 @@
-"""SkyRL's trainer, resumed: ``--out FOLDER``, on one rank.
+"""SkyRL's trainer, resumed: ``--out FOLDER [CASE ...]``, on one rank.
 
 The loader, the checkpoint's files and `RayPPOTrainer.train` are the release's. A run ends with its first batch, before
 the rollout.
@@ -16,13 +16,14 @@ import itertools
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import make_dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from rlhf_patches.patches.skyrl.proofs import modules
 from rlhf_patches.proving import states
 
 NAME = "skyrl-resume-epoch"
@@ -95,7 +96,7 @@ def real(name: str) -> ModuleType:
 
 def module() -> Any:
     """The trainer's module, with the real functions for loaders, and files on this machine."""
-    trainer: Any = sys.modules["skyrl.train.trainer"]
+    trainer: Any = modules.trainer()
     utils = real("train.utils.trainer_utils")
     for name in ("ResumeMode", "build_dataloader", "extract_step_from_path", "GLOBAL_STEP_PREFIX"):
         setattr(trainer, name, getattr(utils, name))
@@ -152,7 +153,7 @@ def rest_of_the_epoch(it: Any) -> list[list[int]] | None:
     return [*seen, *it.train_dataloader._iterator] if seen else None
 
 
-def observe() -> dict[str, Any]:
+def observe(cases: Iterable[str]) -> dict[str, Any]:
     """The batches of two epochs, and of each case the rest of the epoch after the checkpoint."""
     trainer = module()
     whole = made(trainer, FOLDER, {}).train_dataloader
@@ -163,8 +164,8 @@ def observe() -> dict[str, Any]:
     resumed = made(trainer, FOLDER, {}).train_dataloader
     resumed.load_state_dict(state)
     found["batches of a resumed run"] = [batch for _ in range(EPOCHS) for batch in resumed]
-    for name, case in CASES.items():
-        folder = tempfile.mkdtemp(dir=FOLDER)
+    for name in cases:
+        case, folder = CASES[name], tempfile.mkdtemp(dir=FOLDER)
         it = made(trainer, folder, case | {"rows": 4})
         if case["step"]:
             if case.get("seen"):
@@ -183,4 +184,8 @@ def observe() -> dict[str, Any]:
 
 
 def main() -> None:
-    states.report(NAME, observe, states.parser().parse_args().out)
+    parser = states.parser()
+    parser.add_argument("cases", nargs="*", default=[*CASES])
+    options = parser.parse_args()
+    modules.install()
+    states.report(NAME, lambda: observe(options.cases), options.out)
