@@ -37,6 +37,7 @@ UNTOLD = ("verl-padding-only-micro-batch", "trl-chunked-nll-zero3", "trl-chunked
 DEAR = (
     *("trl-grpo-dapo-scale", "trl-resume-order", "trl-grpo-truncated-count", "peft-save-adapter-prefix"),
     *("transformers-smoothed-labels", "transformers-resume-weights", "transformers-eval-loss"),
+    *("trl-distillation-scale", "verl-gmpo-micro-batches"),
 )
 """Above two CPU seconds; tests of their own run the same workers."""
 FRAMEWORKS = ("torch", "transformers", "numpy", "accelerate", "deepspeed", "megatron", "trl", "peft", "vllm")
