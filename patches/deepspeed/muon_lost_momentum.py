@@ -46,7 +46,8 @@ matrices before. Only the last one's is kept, and the others always begin at zer
     repair="""\
 The old momentum is copied once, for the first matrix. A group of one matrix, ZeRO-3, and training without ZeRO are not
 affected. A step that overflows still leaves the momentum as it was. A `_muon_staging_momentum` of your own is called
-for each matrix, as released.""",
+for each matrix, as released. fp16 is not repaired: up to 0.19.7, ZeRO divides Muon's updates by the loss scale, so that
+matrices hardly move.""",
     changes_numbers="""\
 With the patch, momentum has the effect that it has in 0.19.6 and 0.19.8: directions are averages over steps. If you
 tuned a run on 0.19.7, check its learning rate and its momentum again. Training can continue from checkpoints, whose

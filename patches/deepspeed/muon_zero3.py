@@ -36,7 +36,8 @@ Between `backward()` and `step()`, `safe_get_full_grad` then returns the gradien
 rounded to the parameter's dtype before Muon gets it, as the release rounds each micro-batch. The patch does not repair
 an optimizer on the CPU or on NVMe, ZenFlow, MiCS, or a subclass or functions of your own in place of DeepSpeed's.
 Several `backward()` calls in one step at an accumulation boundary, as with `"gradient_accumulation_steps": 1`, are not
-repaired either: Muon has run when the second call shows them.""",
+repaired either: Muon has run when the second call shows them. fp16 is not repaired: up to 0.19.7, ZeRO divides Muon's
+updates by the loss scale, so that matrices hardly move.""",
     changes_numbers="""\
 With N accumulation steps, ZeRO-3's Muon moved weights up to N times too far per step; matrices above
 `reduce_bucket_size` moved by SGD, which is hardly at all. With the patch, the learning rate means what it means with

@@ -24,10 +24,11 @@ runs.""",
 vector, and its shape is in `ds_shape`. The bug was reproduced in 0.18.9 and 0.19.6; 0.19.7 asks for `ds_shape`. Earlier
 releases refuse Muon with ZeRO-3. LoRA's matrices are built outside of `zero.Init`, and are trained by Muon.""",
     what_to_do="""\
-Use DeepSpeed 0.19.8. Or use ZeRO-2. Or build the model outside of `zero.Init`: with transformers, before
-`TrainingArguments` reads the DeepSpeed configuration. Do this for new runs. A checkpoint of an affected run has Adam's
-state and no momentum. It does not load where Muon is on, or its groups switch Muon off again: finish such a run as it
-is, or load its weights alone (`load_optimizer_states=False`).
+Use DeepSpeed 0.19.8. Or use ZeRO-2, but not with fp16, in which it divides Muon's updates by the loss scale up to
+0.19.7. Or build the model outside of `zero.Init`: with transformers, before `TrainingArguments` reads the DeepSpeed
+configuration. Do this for new runs. A checkpoint of an affected run has Adam's state and no momentum. It does not load
+where Muon is on, or its groups switch Muon off again: finish such a run as it is, or load its weights alone
+(`load_optimizer_states=False`).
 
 An affected run is reported when `deepspeed.initialize` is called. No patch repairs it, since a run that resumes would
 load Adam's state into Muon.""",
