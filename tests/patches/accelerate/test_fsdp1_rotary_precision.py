@@ -8,9 +8,10 @@ import types
 
 import pytest
 import torch
+import transformers
 from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
 
-from rlhf_patches.patches import _rotary_model
+from rlhf_patches.patches import _float32_buffers, _rotary_model
 from rlhf_patches.patches.accelerate import _buffer_policies
 from rlhf_patches.patches.accelerate.proofs import fsdp1_rotary_precision_ranks
 from tests.harness.forkserver import beside
@@ -22,7 +23,10 @@ RULE_COVERAGE = {
     "known": "test_other_code_and_buffers_are_left_as_released",
     "no new blocking": "because it sets a type before the model is wrapped: no lock, no collective",
     "each float32 buffer": "test_other_code_and_buffers_are_left_as_released",
-    "any other float32 buffer": "test_other_code_and_buffers_are_left_as_released",
+    "any other buffer of another type": (
+        "test_other_code_and_buffers_are_left_as_released",
+        "test_gemma_is_left_as_released",
+    ),
     "policy that you pass": "test_what_users_choose_is_as_released",
     "reference model": "test_a_reference_of_trl_is_treated_the_same_way",
 }
@@ -97,6 +101,25 @@ def test_a_reference_of_trl_is_treated_the_same_way(report):
         found = report[state]["reference"]
         assert found["reference"] < 1.5 * found["near"], (state, found)
     assert report["after"]["reference"]["far"] < 1.5 * report["after"]["reference"]["near"]
+
+
+def test_gemma_is_left_as_released():
+    config = transformers.Gemma3TextConfig(
+        vocab_size=32,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+    )
+    model = transformers.Gemma3ForCausalLM(config)
+    half = torch.bfloat16
+    policy = _buffer_policies.made(MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=half))
+    plugin = types.SimpleNamespace(mixed_precision_policy=policy)
+    _buffer_policies.for_model(lambda model: None, plugin, (model,), {})
+    assert plugin.mixed_precision_policy is policy
+    assert _float32_buffers.others(model, half) == ["Gemma3TextScaledWordEmbedding.embed_scale"]
 
 
 def test_rank_0_says_that_a_model_is_left_as_released(report):
