@@ -325,7 +325,7 @@ LISTED = (
         ListedVariant(distribution='ms-swift', versions='>=3.7.0,<3.9.0', modules=('swift.megatron.trainers.dpo_trainer',)),
         ListedVariant(distribution='ms-swift', versions='>=3.9.0,<=4.6.0', modules=('swift.megatron.trainers.rlhf_mixin',)),
     )),
-    Listed('swift-null-ref-context-hf', 'rlhf_patches.patches.swift.null_ref_context:PATCH_HF', (
+    Listed('swift-null-ref-context-hf', 'rlhf_patches.patches.swift.null_ref_context_hf:PATCH', (
         ListedVariant(distribution='ms-swift', versions='>=3.8.0,<4.0.0', modules=('swift.trainers.rlhf_trainer.grpo_trainer',)),
         ListedVariant(distribution='ms-swift', versions='>=4.0.0,<4.0.3', modules=('swift.rlhf_trainers.grpo_trainer',)),
         ListedVariant(distribution='ms-swift', versions='>=4.0.3,<4.4.0', modules=('swift.rlhf_trainers.grpo_trainer', 'swift.rlhf_trainers.dpo_trainer'), independent=True),

@@ -1,7 +1,7 @@
 """ms-swift's reference pass: in eval mode, and without side effects after it.
 
 One repair, `reference_pass`, for every class that has had a ``null_ref_context``. Each class has its own patch, because
-a patch has one range of releases.
+a patch has one range of releases; here is the one with Megatron.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from typing import Any
 
 from rlhf_patches import Guard, Patch, Variant, Wrap
 
-_DROPOUT = """\
+DROPOUT = """\
 With dropout above 0, the reference log-probabilities differ from one pass to the next on the same batch. The KL
 divergence of a policy from itself is then not 0. DPO's, KTO's and GRPO's losses, rewards and gradients contain that
 noise. No error is raised."""
-_ADAPTER = """\
+ADAPTER = """\
 With a reference adapter (`--ref_adapters`), a caught exception inside the context (out of memory, an interrupt, a bad
 batch) leaves the reference adapter active: from then on it is trained, and the policy's adapter is not."""
 
-_OVERLAP = """\
+OVERLAP = """\
 Contexts of one model may be nested or overlap, also in several threads: all of this is restored when the last one is
 left. If two contexts use different adapters, the adapter of the one that was entered last is active."""
 
 
-def _patch(name: str, places: str, command: str, texts: dict[str, Any], *variants: Variant) -> Patch:
+def patch_of(name: str, places: str, command: str, texts: dict[str, Any], *variants: Variant) -> Patch:
     return Patch(
         name=name,
         summary=f"{places}: the reference pass runs in eval mode and leaves modes and adapters as they were",
@@ -39,7 +39,7 @@ def _patch(name: str, places: str, command: str, texts: dict[str, Any], *variant
     )
 
 
-def _around(trainer: str, implementation: str, fingerprints: dict[str, str]) -> Wrap:
+def around(trainer: str, implementation: str, fingerprints: dict[str, str]) -> Wrap:
     return Wrap(
         target=f"{trainer}.null_ref_context",
         implementation=f"{__package__}._reference_pass:{implementation}",
@@ -52,13 +52,13 @@ _MEGATRON = {
 The bug affects Megatron training (`megatron rlhf`) with LoRA, if the reference model is the policy itself, without its
 adapter or with the reference adapter.
 
-{_DROPOUT}
+{DROPOUT}
 
 With full activation checkpointing (`--recompute_granularity full`), the reference pass runs checkpointed forwards
 although nothing has to be recomputed. TransformerEngine was reported to raise "Input x is not allocated!" in such a
 forward. This was not reproduced, because it needs a GPU; with the patch there is no such forward.
 
-{_ADAPTER}""",
+{ADAPTER}""",
     "cause": """\
 `null_ref_context` switches adapters but not the mode: the policy is in training mode, so its reference pass also runs
 in training mode. `set_adapter('ref_adapter')` is undone after the `yield`, outside a `finally`.""",
@@ -69,7 +69,7 @@ entered, every module has its previous `training` flag. The patch does not call 
 that would also switch frozen parts that were in eval mode. The same adapters are active and disabled as before, and
 each of their parameters is as trainable as it was.
 
-{_OVERLAP}
+{OVERLAP}
 
 Full fine-tuning has separate reference models, already in eval mode: nothing changes.
 
@@ -77,31 +77,7 @@ Not repaired: ms-swift 4.6 computes the *policy's* old log-probabilities in eval
 model afterwards.""",
 }
 
-_TRANSFORMERS = {
-    "symptom": f"""\
-The bug affects training without Megatron (`swift rlhf`) with LoRA, if the reference model is the policy itself, without
-its adapter or with the reference adapter.
-
-The following needs `disable_dropout` false, which is the default for GRPO, but not for DPO and KTO. {_DROPOUT}
-
-{_ADAPTER}""",
-    "cause": """\
-A separate reference model is put into eval mode when it is prepared. With an adapter, nothing does this: the policy is
-in training mode, so its reference pass also runs in training mode. `set_adapter` is undone after the `yield`, outside a
-`finally`.""",
-    "repair": f"""\
-The patch runs ms-swift's own context inside another one. While it is open, every module within the trainer's model
-(PEFT's wrapper) is in eval mode. The wrapper's own flag, which affects no computation, does not change: GRPO's trainer
-uses it in the context to choose between the batch size of training and that of evaluation. When the context is left,
-normally or by an exception, even one raised while it is entered, every module has its previous `training` flag. The
-same adapters are active and disabled as before, and each of their parameters is as trainable as it was.
-
-{_OVERLAP}
-
-With `disable_dropout`, there was no noise without the patch, and results are unchanged.""",
-}
-
-PATCH = _patch(
+PATCH = patch_of(
     "swift-null-ref-context",
     "Megatron trainers",
     "megatron rlhf",
@@ -109,7 +85,7 @@ PATCH = _patch(
     Variant(
         Guard("ms-swift", ">=3.7.0,<3.9.0"),
         (
-            _around(
+            around(
                 "swift.megatron.trainers.dpo_trainer:MegatronDPOTrainer",
                 "of_megatron_dpo",
                 {
@@ -123,7 +99,7 @@ PATCH = _patch(
     Variant(
         Guard("ms-swift", ">=3.9.0,<=4.6.0"),
         (
-            _around(
+            around(
                 "swift.megatron.trainers.rlhf_mixin:MegatronRLHFTrainer",
                 "of_megatron",
                 {
@@ -131,47 +107,6 @@ PATCH = _patch(
                     "62bc1586a9aa20b9": "3.11.2 to 3.12.6: --ref_adapters",
                     "7f7aea00688c9237": "4.0.0 to 4.6.0: without Megatron-LM's get_args",
                 },
-            ),
-        ),
-    ),
-)
-
-_GRPO = _around(
-    "swift.rlhf_trainers.grpo_trainer:GRPOTrainer",
-    "of_transformers",
-    {"1e64c1a646b2e911": "4.0.0 to 4.3.2"},
-)
-_DPO = _around(
-    "swift.rlhf_trainers.dpo_trainer:DPOTrainer",
-    "of_transformers",
-    {"81bc3edcb7855a30": "4.0.3 to 4.3.2"},
-)
-
-PATCH_HF = _patch(
-    "swift-null-ref-context-hf",
-    "Trainers without Megatron",
-    "swift rlhf",
-    _TRANSFORMERS,
-    Variant(
-        Guard("ms-swift", ">=3.8.0,<4.0.0"),
-        (
-            _around(
-                "swift.trainers.rlhf_trainer.grpo_trainer:GRPOTrainer",
-                "of_transformers",
-                {"1e64c1a646b2e911": "3.8.0 to 3.12.6"},
-            ),
-        ),
-    ),
-    Variant(Guard("ms-swift", ">=4.0.0,<4.0.3"), (_GRPO,)),
-    # Independent: GRPO's and DPO's trainers do not import each other, and a run imports one of them.
-    Variant(Guard("ms-swift", ">=4.0.3,<4.4.0"), (_GRPO, _DPO), independent=True),
-    Variant(
-        Guard("ms-swift", ">=4.4.0,<=4.6.0"),
-        (
-            _around(
-                "swift.rlhf_trainers.rlhf_mixin:RLHFTrainerMixin",
-                "of_transformers",
-                {"1e64c1a646b2e911": "4.4.0 to 4.6.0"},
             ),
         ),
     ),

@@ -32,6 +32,7 @@ ELSEWHERE = {
     "skyrl/entropy_backward": "skyrl/test_logprob_backward.py",
     "swift/logprob_entropy": "swift/test_logits.py",
     "swift/vocab_parallel_logprob_gradient": "swift/test_logits.py",
+    "swift/null_ref_context_hf": "swift/test_null_ref_context.py",
     "transformers/packed_short_convolution": "transformers/test_packed_state_space.py",
     "trl/chunked_divergence_zero3": "trl/test_chunked_nll_zero3.py",
     "trl/dpo_second_eos": "trl_before_1/test_dpo_second_eos.py",

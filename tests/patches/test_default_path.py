@@ -29,6 +29,7 @@ CALLERS = {
     "peft-save-adapter-prefix": "peft.peft_model:PeftModel.save_pretrained",
     "skyrl-advantage-padding": "skyrl.train.trainer:RayPPOTrainer._execute_training_step",
     "skyrl-loss-outputs-once": "because the Tinker API's backend and SFT's trainer call it alike, with a batch",
+    "swift-null-ref-context-hf": "swift.rlhf_trainers.grpo_trainer:GRPOTrainer",
     "transformers-moe-aux-loss": "transformers.trainer:Trainer.training_step",
     "trl-chunked-nll-zero3": "because the forward that SFTTrainer gives the model calls it so, with the head's weight",
     "trl-distillation-scale": "because subclasses call it by super(), and compute_loss comes once outside train()",
@@ -57,13 +58,17 @@ ANY = {"__init__", "forward", "step", "train"}
 def called_itself():
     """By patch, the functions that it changes and that its proof's worker calls."""
     paths = {listed.name: listed.path for listed in LISTED}
+    bugs = [path.partition(":")[0].removeprefix("rlhf_patches.patches.") for path in paths.values()]
     found = {}
     for patch in (item.patch for item in registry.load()[0]):
         if not isinstance(patch, Patch) or patch.name not in paths:
             continue
         framework, bug = paths[patch.name].partition(":")[0].rsplit(".", 2)[1:]
         targets = {re.split(r"[.:]", change.target)[-1] for variant in patch.variants for change in variant.changes}
+        longer = tuple(f"{other}_ranks" for other in bugs if other.startswith(f"{framework}.{bug}_"))
         for file in (ROOT / "patches" / framework / "proofs").glob(f"{bug}*_ranks.py"):
+            if f"{framework}.{file.stem}" in longer:  # another patch's
+                continue
             calls = {
                 each.func.attr if isinstance(each.func, ast.Attribute) else getattr(each.func, "id", "")
                 for each in ast.walk(ast.parse(file.read_text()))
