@@ -57,13 +57,17 @@ def unknown(model: Any) -> list[tuple[Any, str]]:
 
 
 def others(model: Any, dtype: Any) -> list[str]:
-    """The names of all other floating-point buffers that a cast to ``dtype`` would change, of float64, too."""
+    """The names of all other floating-point buffers that a cast to ``dtype`` would change, of float64, too.
+
+    Without those that transformers casts itself where it reads them, so that both ways give the same bits.
+    """
     kept = {id(buffer) for _, _, buffer in known(model)}
     return [
         f"{type(owner).__name__}.{name}"
         for owner in model.modules()
         for name, buffer in owner._buffers.items()
         if buffer is not None and buffer.is_floating_point() and buffer.dtype != dtype and id(buffer) not in kept
+        if not _is_scale(owner, name)
     ]
 
 
@@ -86,6 +90,11 @@ def _in_float32(model: Any) -> list[tuple[Any, str, Any]]:
 def _is_frequency(owner: Any, name: str) -> bool:
     # A persistent buffer, as of releases before 4.32, gets the type that from_pretrained is given.
     return name.endswith(_FREQUENCIES) and name in owner._non_persistent_buffers_set
+
+
+def _is_scale(owner: Any, name: str) -> bool:
+    # known: the forward of Gemma's class of this name multiplies by `embed_scale.to(weight.dtype)` in each release
+    return name == "embed_scale" and type(owner).__name__.endswith("ScaledWordEmbedding") and _is_transformers(owner)
 
 
 def _is_transformers(owner: Any) -> bool:

@@ -105,3 +105,18 @@ def test_other_code_is_not_known(made):
     assert _float32_buffers.known(model) == []
     assert "inv_freq" in {name for _, name in _float32_buffers.unknown(model)}
     assert _float32_buffers.is_lossy(made("gpt2")) is False
+
+
+def test_gemma_s_scale_is_the_same_in_both_types(made):
+    """Its embedding casts it to the type of its weight."""
+    model = made("gemma3_text")
+    assert _float32_buffers.others(model, torch.bfloat16) == []
+    embedding, ids = model.get_input_embeddings(), torch.arange(5)
+    embedding.weight.data = embedding.weight.data.bfloat16()
+    assert embedding.embed_scale.dtype == torch.float32
+    kept = embedding(ids)
+    embedding.embed_scale = embedding.embed_scale.bfloat16()
+    assert torch.equal(embedding(ids), kept)
+    embedding.__class__ = type("OwnScaledWordEmbedding", (type(embedding),), {})
+    model.double()
+    assert _float32_buffers.others(model, torch.bfloat16)[0] == "OwnScaledWordEmbedding.embed_scale"
