@@ -51,7 +51,8 @@ FSDP1 leaves buffers in the type that they have, as FSDP2 does. This holds for a
 `mixed_precision`, and for a model of which transformers itself keeps each float32 buffer in float32 for any `dtype`:
 the frequencies (`inv_freq`), and buffers that the model's class lists in `_keep_in_fp32_modules_strict`. All buffers of
 a model with any other buffer of another type are cast as released: a float32, float64 or float16 buffer of your code or
-of `trust_remote_code`. Rank 0 then logs one warning if the model has rotary frequencies. The patch does not change a policy that you pass as a `MixedPrecision` or a dictionary.""",
+of `trust_remote_code`. Rank 0 then logs one warning if the model has rotary frequencies. The patch does not change a
+policy that you pass as a `MixedPrecision` or a dictionary.""",
     changes_numbers="""\
 With FSDP1, accelerate trained with rounded rotary frequencies. With the patch, attention between distant tokens is that
 of the pretrained model and of the inference engine: losses on long sequences are lower at the start, and the ratio of a
