@@ -23,7 +23,7 @@ Contexts of one model may be nested or overlap, also in several threads: all of 
 left. If two contexts use different adapters, the adapter of the one that was entered last is active."""
 
 
-def patch_of(name: str, places: str, command: str, texts: dict[str, Any], *variants: Variant) -> Patch:
+def patch(name: str, places: str, command: str, texts: dict[str, Any], *variants: Variant) -> Patch:
     return Patch(
         name=name,
         summary=f"{places}: the reference pass runs in eval mode and leaves modes and adapters as they were",
@@ -77,7 +77,7 @@ Not repaired: ms-swift 4.6 computes the *policy's* old log-probabilities in eval
 model afterwards.""",
 }
 
-PATCH = patch_of(
+PATCH = patch(
     "swift-null-ref-context",
     "Megatron trainers",
     "megatron rlhf",

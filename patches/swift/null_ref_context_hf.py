@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf_patches import Guard, Variant
 
-from .null_ref_context import ADAPTER, DROPOUT, OVERLAP, around, patch_of
+from .null_ref_context import ADAPTER, DROPOUT, OVERLAP, around, patch
 
 _TRANSFORMERS = {
     "symptom": f"""\
@@ -41,7 +41,7 @@ _DPO = around(
     {"81bc3edcb7855a30": "4.0.3 to 4.3.2"},
 )
 
-PATCH = patch_of(
+PATCH = patch(
     "swift-null-ref-context-hf",
     "Trainers without Megatron",
     "swift rlhf",
