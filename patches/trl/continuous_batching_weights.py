@@ -58,7 +58,11 @@ use_transformers_continuous_batching (use_transformers_paged before 1.7) with bf
 `fp16`: since the first generation the trained weights are in 16 bits, and so are the optimizer's states. At the
 learning rates of RLHF most updates are rounded away: at 1e-6, 97 of 100 weights do not move in two steps. With DDP, the
 ranks of GRPO and RLOO do not average their gradients since 0.25.0, and each trains a model of its own. (Before, and in
-Online DPO, continuous batching raises with DDP.) No error.""",
+Online DPO, continuous batching raises with DDP.)
+
+With `bf16` there is no error, except after `resume_from_checkpoint`: the optimizer's states are loaded in float32, and
+fused AdamW, the default, raises `RuntimeError: expected scalar type BFloat16 but found Float`. With `fp16` on a GPU,
+clipping the gradients, the default, raises `ValueError: Attempting to unscale FP16 gradients.` in the first step.""",
     cause="""\
 The trainer calls `unwrapped_model.to(torch.bfloat16)` before `generate_batch`, and nothing casts the model back. TRL
 loads models in float32. The optimizer makes its states in the type of the weights. DDP's hooks belong to nodes of

@@ -35,6 +35,8 @@ RULE_COVERAGE = {
     "shards stay in 16 bits": "because it is left as released: test_what_is_not_known_is_left",
     "is not touched": "test_a_generation_leaves_every_object",
     "stay in float32, as without": "test_updates_are_those_of_float64",
+    "the optimizer's states are loaded": "test_states_in_float32_refuse_weights_that_stay_cast",
+    "clipping the gradients": "test_a_scaler_refuses_weights_that_stay_cast",
 }
 WORKER = "tests.patches.trl.continuous_batching_weights_ranks"
 PROOF = "rlhf_patches.patches.trl.proofs.continuous_batching_weights_ranks"
@@ -200,6 +202,51 @@ def test_parameters_and_buffers_are_put_back(dtype):
     assert all(new is old and kind == was for (new, kind), (old, was) in zip(tensors(model), before, strict=True))
     assert all(bool((each == value).all()) for (each, _), value in zip(before, values, strict=True))
     assert model[0].weight.grad.dtype is torch.float32
+
+
+@contextlib.contextmanager
+def cast(model, dtype, kept):
+    """While a trainer generates, as released or with the repair."""
+    if not kept:
+        model.to(dtype)
+        yield
+        return
+    with _kept_weights.Kept(trainer(model)) as owner:
+        owner.cast(model, dtype)
+        yield
+
+
+def stepped(dtype, kept, scaler=None):
+    """A step before a generation, as of the run that was saved, and one after it."""
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    if scaler is None:
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with cast(model, dtype, kept):
+        pass
+    loss = model(torch.ones(1, 3, dtype=model.weight.dtype)).sum()
+    if scaler is None:
+        loss.backward()
+        optimizer.step()
+    else:
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)  # as accelerate does before it clips
+        scaler.step(optimizer)
+    return model.weight.dtype
+
+
+def test_states_in_float32_refuse_weights_that_stay_cast():
+    with pytest.raises(RuntimeError, match="expected scalar type BFloat16 but found Float"):
+        stepped(torch.bfloat16, kept=False)
+    assert stepped(torch.bfloat16, kept=True) is torch.float32
+
+
+def test_a_scaler_refuses_weights_that_stay_cast():
+    with pytest.raises(ValueError, match=r"Attempting to unscale FP16 gradients\."):
+        stepped(torch.float16, kept=False, scaler=torch.amp.GradScaler("cpu"))
+    assert stepped(torch.float16, kept=True, scaler=torch.amp.GradScaler("cpu")) is torch.float32
 
 
 def test_tied_weights_are_one_while_generating():
