@@ -72,8 +72,9 @@ During the cast and the generation, the model has other parameters, which the re
 again: the same objects, with the same values, types and gradients, also if the generation raises. Tied weights stay
 tied while generating. Log-probabilities, gradients and updates are then those of TRL's other way to generate, bit for
 bit for the same completions, and ranks stay equal. The patch puts back buffers that the cast rounds, too. The rotary
-frequencies of transformers' models stay in float32 while generating, as in all other forward passes. Otherwise the
-weights that generate are as released, also with `cast_lm_head_to_fp32`. A model that is in the run's type already
+frequencies of transformers' models, and buffers such as `e_score_correction_bias` that it loads in float32 for each
+`dtype`, stay in float32 while generating, as in all other forward passes. Otherwise the weights that generate are as
+released, also with `cast_lm_head_to_fp32`. A model that is in the run's type already
 stays as released, bit for bit. LoRA's base in bf16 is not touched. The patch puts back its adapters, which PEFT has
 in float32.
 

@@ -259,6 +259,31 @@ def test_tied_weights_are_one_while_generating():
     assert model[0].weight.dtype is torch.float32
 
 
+def test_buffers_that_transformers_loads_in_float32_stay_so_while_generating():
+    transformers = pytest.importorskip("transformers")
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size", "kv_lora_rank"), 8)
+    heads = dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 4)
+    config = transformers.DeepseekV3Config(
+        vocab_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        first_k_dense_replace=0,
+        n_routed_experts=4,
+        n_group=1,
+        topk_group=1,
+        num_experts_per_tok=1,
+        **sizes,
+        **heads,
+    )
+    model = transformers.DeepseekV3ForCausalLM(config)
+    with _kept_weights.Kept(trainer(model)) as kept:
+        kept.cast(model, torch.bfloat16)
+        assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
+        assert any("e_score_correction_bias" in name for name, _ in model.named_buffers())
+        assert {each.dtype for each in model.buffers()} == {torch.float32}
+
+
 def test_what_the_generation_changes_stays():
     model = linear()
     norm = model[1]
