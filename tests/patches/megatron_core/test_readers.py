@@ -22,9 +22,14 @@ OWN = {
     *("merges",),  # peft/base_weights.py's Kept
     *("bounds", "layer", "occurs", "packed", "positions", "version"),  # transformers/_document_states.py's own
     *("grad",),  # transformers/_shared_states.py's own tensors
+    *("count", "divisor", "generated", "losses", "micro_batches"),  # trl/_generated_count.py's Window
+    *("_ds_child_entered", "done"),  # deepspeed/_exact_tables.py's modules, deepspeed/_muon_of_a_step.py's Waiting
+    *("buffer_dtype",),  # accelerate/_buffer_policies.py's copies
 }
 """Those of objects that the patches have made."""
-AS_UPSTREAM = {"active_adapter", "data", "fd", "iteration", "logprobs_mode", "optimizer", "training"}
+AS_UPSTREAM = {
+    *("active_adapter", "data", "fd", "iteration", "logprobs_mode", "mixed_precision_policy", "optimizer", "training"),
+}
 """Those that the release sets itself there, to such a value."""
 
 _BRIDGE = "megatron/bridge/models/conversion"
