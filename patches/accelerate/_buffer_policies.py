@@ -53,8 +53,8 @@ def for_model(wrapped: Callable[..., None], plugin: Any, args: tuple[Any, ...], 
 
 def _without_buffers(released: Any) -> Any:
     policy = copy.copy(released)
-    policy.buffer_dtype = None
-    setattr(policy, _RELEASED, released)
+    policy.buffer_dtype = None  # writes: to the copy
+    setattr(policy, _RELEASED, released)  # writes: to the copy
     return policy
 
 

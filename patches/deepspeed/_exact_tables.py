@@ -123,6 +123,7 @@ def _is_transformers(module: Any) -> bool:
         getattr(value, "__func__", value) for value in values if isinstance(value, _METHODS) or callable(value)
     ]
     functions += _of_kinds(module)
+    # known: a user's class has another module, and a user's function other globals
     return all(kind.__module__.startswith("transformers.") for kind in kinds) and all(
         _released.is_released(function, _PACKAGES) for function in functions if not isinstance(function, torch.Tensor)
     )
@@ -166,12 +167,12 @@ def _torchs_own(device: Any) -> Iterator[None]:
     ours = {name for name, wrapper in wrapped.items() if _released.written_in(wrapper) == _OWNER}
     try:
         for name in ours:
-            # writes: the release puts its own there, and gets them back below
-            setattr(torch, name, _refused if name == "randn" else _on(device, replaced[name]))
+            construct = _refused if name == "randn" else _on(device, replaced[name])
+            setattr(torch, name, construct)  # writes: the release puts its own there, and gets them back below
         yield
     finally:
         for name in ours:
-            setattr(torch, name, wrapped[name])  # writes: back
+            setattr(torch, name, wrapped[name])  # writes: puts the release's own back
 
 
 def _on(device: Any, construct: Any) -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ..definitions import registry
+from ..definitions import ranges, registry
 from ..definitions.bug import KnownBug
 from ..definitions.errors import DefinitionError
 from ..definitions.listed import PATCH
@@ -77,12 +78,17 @@ def how_to_prove(patch: KnownBug) -> str:
 
 
 def missing(needs: Iterable[str]) -> list[str]:
-    """The modules that are not installed."""
-    return [module for module in needs if not _is_there(module)]
+    """The modules that are not installed, or not in such a release."""
+    return [each for each in needs if not _is_there(each)]
 
 
-def _is_there(module: str) -> bool:
+def _is_there(need: str) -> bool:
+    module, operator, least = need.partition(">=")
     try:
-        return importlib.util.find_spec(module) is not None
+        if importlib.util.find_spec(module) is None:
+            return False
     except ModuleNotFoundError:  # its parent is not a package
         return False
+    if not operator:
+        return True
+    return ranges.plainly_contains(f">={least}", importlib.metadata.version(module)) is True

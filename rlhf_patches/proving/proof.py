@@ -87,7 +87,7 @@ class Proof:
         ranks: the number of processes; several communicate by gloo.
         seconds: the approximate duration with the framework on a local disk.
         arguments: the arguments of the worker.
-        needs: top-level modules that the proof needs in addition to the patched one.
+        needs: top-level modules that the proof needs in addition to the patched one: ``ray``, ``transformers>=5``.
         settings: environment variables of each rank.
         worker: the worker's module in the same package, if another proof shares it: ``OTHER_ranks``.
         gpu: whether the worker computes on a GPU if torch sees one. Ranks share it, by gloo.

@@ -22,4 +22,4 @@ def rows(reports: Reports) -> Iterator[Row]:
     yield off_by(CASE, report["version"], before, after, bug=0.9, tolerance=0.05)
 
 
-PROOF = Proof((CASE,), rows, seconds=20, arguments=("GRPO",))
+PROOF = Proof((CASE,), rows, seconds=20, arguments=("GRPO",), needs=("transformers>=5.8",))

@@ -22,4 +22,12 @@ def rows(reports: Reports) -> Iterator[Row]:
     yield turned(CASE, reports, NAME)
 
 
-PROOF = Proof((CASE,), rows, ranks=2, seconds=15, arguments=("--patches", CASE.patch, NAME), worker="tool_loop_ranks")
+PROOF = Proof(
+    (CASE,),
+    rows,
+    ranks=2,
+    seconds=15,
+    arguments=("--patches", CASE.patch, NAME),
+    worker="tool_loop_ranks",
+    needs=("transformers>=5",),
+)

@@ -22,4 +22,11 @@ def rows(reports: Reports) -> Iterator[Row]:
     yield turned(CASE, reports, NAME)
 
 
-PROOF = Proof((CASE,), rows, seconds=15, arguments=("--patches", CASE.patch, NAME), worker="tool_loop_ranks")
+PROOF = Proof(
+    (CASE,),
+    rows,
+    seconds=15,
+    arguments=("--patches", CASE.patch, NAME),
+    worker="tool_loop_ranks",
+    needs=("transformers>=5",),
+)

@@ -31,4 +31,11 @@ def rows(reports: Reports) -> Iterator[Row]:
     yield turned(CASE, reports, "server")
 
 
-PROOF = Proof((CASE,), rows, seconds=15, arguments=("--patches", CASE.patch, "server"), worker="tool_loop_ranks")
+PROOF = Proof(
+    (CASE,),
+    rows,
+    seconds=15,
+    arguments=("--patches", CASE.patch, "server"),
+    worker="tool_loop_ranks",
+    needs=("transformers>=5",),
+)

@@ -63,7 +63,8 @@ class Sampler:
             for tokens, logprobs in zip(COMPLETIONS, self.logprobs, strict=True)
         ]
         logprobs, token_ids = vllm_generation.extract_logprobs([SimpleNamespace(outputs=completions)])
-        return prompts, COMPLETIONS, logprobs, token_ids
+        more: tuple[Any, ...] = ({},) if trl.__version__.startswith("0.") else ()  # extra fields
+        return prompts, COMPLETIONS, logprobs, token_ids, *more
 
 
 def log_probs(model: Any, prompt: list[int]) -> list[list[float]]:

@@ -200,9 +200,11 @@ def with_adapters(*names: str, frozen: bool = False, merges: bool = False) -> Ca
                     model.add_adapter(other, beside)
             model.get_base_model().lm_head.requires_grad_(frozen)
             trainer.args.use_vllm = merges
+            for parameter in model.parameters():  # as from_pretrained does, which leaves buffers in float32
+                parameter.data = parameter.data.to(torch.bfloat16 if merges else torch.float32)
             use(
                 transformers.Trainer(
-                    model.to(torch.bfloat16 if merges else torch.float32),
+                    model,
                     trainer.args,
                     train_dataset=trainer.train_dataset,
                     data_collator=trainer.data_collator,
