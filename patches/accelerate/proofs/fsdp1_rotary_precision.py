@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 
-from rlhf_patches.proving.proof import Case, Proof, Reports, Row
+from rlhf_patches.proving.proof import Case, Proof
+
+from ... import _rotary_proof
 
 CASE = Case(
     "accelerate",
@@ -12,16 +14,8 @@ CASE = Case(
     "FSDP1, bf16, 1,024 tokens",
     "FSDP1, bf16, a sequence of 1,024 tokens: mean error of the second half's log-probabilities",
 )
+NAME = "bf16"
 
-
-def rows(reports: Reports) -> Iterator[Row]:
-    """Compare log-probabilities with exact frequencies and float64."""
-    (report,) = reports
-    without, with_it = (report[state]["bf16"]["far"] for state in ("before", "after"))
-    near = report["after"]["bf16"]["near"]
-    # Of bfloat16, which is the same for tokens that are near.
-    repaired = with_it < 2 * near < 0.5 * without
-    yield Row(CASE, report["version"], f"{without:.3f}", f"{with_it:.3f}", f"{near:.3f} near", repaired)
-
-
-PROOF = Proof((CASE,), rows, ranks=1, seconds=15, arguments=("bf16",), needs=("transformers",))
+PROOF = Proof(
+    (CASE,), partial(_rotary_proof.rows, CASE, NAME), ranks=1, seconds=15, arguments=(NAME,), needs=("transformers",)
+)

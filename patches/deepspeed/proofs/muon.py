@@ -5,9 +5,9 @@ Each worker has its own `main`, which passes a patch and its cases.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -167,14 +167,31 @@ def outcome(case: Case) -> dict[str, Any]:
     model = fresh(case)
     if case.built:
         configuration = {"train_micro_batch_size_per_gpu": SAMPLES, "zero_optimization": {"stage": 3}}
-        with contextlib.nullcontext():
-            deepspeed.zero.Init(module=model, config_dict_or_path=configuration, dtype=case.dtype)
+        deepspeed.zero.Init(module=model, config_dict_or_path=configuration, dtype=case.dtype)
     made = engine(case, model)
     train(made, case, rank, ranks)
     found = weights(made)
     keys = sorted({key for state in made.optimizer.state.values() for key in state}) if case.stage is None else []
     made.destroy()
     return {**off(case, found, ranks), "states": keys}
+
+
+def saved(folder: Path, case: Case) -> None:
+    """Train one step, and save."""
+    made = engine(case, fresh(case))
+    train(made, case, dist.get_rank(), dist.get_world_size(), range(1))
+    made.save_checkpoint(str(folder), tag="one")
+    made.destroy()
+
+
+def resumed(folder: Path, case: Case) -> dict[str, Any]:
+    """Load, train the other steps, and say how far off the whole is."""
+    made = engine(case, fresh(case))
+    made.load_checkpoint(str(folder), tag="one")
+    train(made, case, dist.get_rank(), dist.get_world_size(), range(1, STEPS))
+    found = weights(made)
+    made.destroy()
+    return off(case, found, dist.get_world_size())
 
 
 def start() -> None:

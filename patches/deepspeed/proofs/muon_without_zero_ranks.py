@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from rlhf_patches.patches.deepspeed.proofs import muon
 from rlhf_patches.proving import states
@@ -71,25 +70,6 @@ def own(released: Any) -> Any:
     return type("Own", (released,), {"__module__": "mine"})
 
 
-def saved(folder: Path) -> None:
-    """Train one step, and save."""
-    made = muon.engine(CASES["float32"], muon.fresh(CASES["float32"]))
-    muon.train(made, CASES["float32"], dist.get_rank(), dist.get_world_size(), range(1))
-    made.save_checkpoint(str(folder), tag="one")
-    made.destroy()
-
-
-def resumed(folder: Path) -> dict[str, Any]:
-    """Load, train the other steps, and say how far off the whole is."""
-    case = CASES["float32"]
-    made = muon.engine(case, muon.fresh(case))
-    made.load_checkpoint(str(folder), tag="one")
-    muon.train(made, case, dist.get_rank(), dist.get_world_size(), range(1, muon.STEPS))
-    found = muon.weights(made)
-    made.destroy()
-    return muon.off(case, found, dist.get_world_size())
-
-
 def main() -> None:
     parser = states.parser()
     parser.add_argument("--more", action="store_true")
@@ -104,8 +84,8 @@ def main() -> None:
             found |= {"by itself": by_itself(), "a subclass": by_itself(own)}
             found["convolutions"] = [convolution(each) for each in (torch.contiguous_format, torch.channels_last)]
             number = next(numbers)
-            saved(folder / str(number))
-            found["resumed"] = {of: resumed(folder / str(of)) for of in range(number + 1)}
+            muon.saved(folder / str(number), CASES["float32"])
+            found["resumed"] = {of: muon.resumed(folder / str(of), CASES["float32"]) for of in range(number + 1)}
         return found
 
     states.report(NAME, observe, options.out)

@@ -74,24 +74,6 @@ def read() -> list[float]:
     return found
 
 
-def saved(folder: Path, case: muon.Case) -> None:
-    """Train one step, and save."""
-    made = muon.engine(case, muon.fresh(case))
-    muon.train(made, case, dist.get_rank(), dist.get_world_size(), range(1))
-    made.save_checkpoint(str(folder), tag="one")
-    made.destroy()
-
-
-def resumed(folder: Path, case: muon.Case) -> dict[str, Any]:
-    """Load, train the other steps, and say how far off the whole is."""
-    made = muon.engine(case, muon.fresh(case))
-    made.load_checkpoint(str(folder), tag="one")
-    muon.train(made, case, dist.get_rank(), dist.get_world_size(), range(1, muon.STEPS))
-    found = muon.weights(made)
-    made.destroy()
-    return muon.off(case, found, dist.get_world_size())
-
-
 def main() -> None:
     parser = states.parser()
     parser.add_argument("--more", action="store_true")
@@ -112,8 +94,8 @@ def main() -> None:
             found["own"] = {name: own(name) for name in ("step", "partition_grads", "_get_norm_groups")}
             found["read"] = read()
             number, case = next(numbers), CASES["accumulated"]
-            saved(folder / str(number), case)
-            found["resumed"] = {of: resumed(folder / str(of), case) for of in range(number + 1)}
+            muon.saved(folder / str(number), case)
+            found["resumed"] = {of: muon.resumed(folder / str(of), case) for of in range(number + 1)}
         return found
 
     states.report(NAME, observe, options.out)

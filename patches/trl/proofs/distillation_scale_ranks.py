@@ -9,20 +9,18 @@ from __future__ import annotations
 import functools
 import json
 import os
-import random
 from typing import Any
 
 import datasets
 import tokenizers
 import torch
-import torch.distributed as dist
 import transformers
 from trl.experimental.gkd import GKDConfig, GKDTrainer
 from trl.experimental.gold import GOLDConfig, GOLDTrainer
 
 import rlhf_patches
 from rlhf_patches.patches.transformers.proofs.kept_gradient import Kept
-from rlhf_patches.patches.trl.proofs import small
+from rlhf_patches.patches.trl.proofs import distilling, small
 from rlhf_patches.proving import states
 
 NAME = "trl-distillation-scale"
@@ -33,7 +31,6 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 # to the longest prompt, as until 1.6.0 the first tokens of another would be left out.
 PROMPTS = [LETTERS[row : row + 1 + (row + 1) % 3] for row in range(SAMPLES)]
 ANSWERS = [LETTERS[2 * row : 2 * row + 2 + row] for row in range(SAMPLES)]
-TEMPLATE = "{% for each in messages %}{{ each['content'] + ' ' }}{% endfor %}"
 
 
 class CountsItself(GKDTrainer):
@@ -86,14 +83,6 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-def teacher() -> Any:
-    made = small.model()
-    torch.manual_seed(3)
-    for parameter in made.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return made
-
-
 def letters() -> Any:
     """A tokenizer of bytes, as GOLD wants it, with fewer tokens than the model."""
     vocabulary = {token: place for place, token in enumerate(["<pad>", "<eos>", *LETTERS, "Ġ"])}
@@ -101,7 +90,7 @@ def letters() -> Any:
     plain.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     plain.decoder = tokenizers.decoders.ByteLevel()
     made = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>")
-    made.chat_template = TEMPLATE
+    made.chat_template = distilling.TEMPLATE
     return made
 
 
@@ -140,7 +129,7 @@ def made(case: str) -> Any:
     optimizer = Kept(model.parameters(), lr=0.1)
     return kind(
         model=model,
-        teacher_model=teacher(),
+        teacher_model=distilling.teacher(),
         args=arguments,
         train_dataset=rows(),
         eval_dataset=rows(),
@@ -150,15 +139,8 @@ def made(case: str) -> Any:
 
 
 def divergence(model: Any, batches: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Jensen and Shannon's, with weight one half: the mean over all tokens that have a label, and that of the means."""
-    other, sums, tokens = teacher().double(), [], []
-    for batch in batches:
-        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-        counts = batch["labels"][:, 1:] != -100
-        ours, theirs = (each(**inputs).logits[:, :-1][counts].softmax(-1) for each in (model, other))
-        middle = (ours + theirs) / 2
-        sums.append(((ours * (ours / middle).log() + theirs * (theirs / middle).log()) / 2).sum())
-        tokens.append(int(counts.sum()))
+    """By the definition: the mean over all tokens that have a label, and that of the means."""
+    sums, tokens = distilling.divergences(model, batches)
     means = [total / number for total, number in zip(sums, tokens, strict=True)]
     return torch.stack(sums).sum() / sum(tokens), torch.stack(means).mean()
 
@@ -179,24 +161,7 @@ def trained(case: str) -> dict[str, Any]:
     """Its gradient, the losses that it logs, and how the gradient compares with that of the definitions."""
     trainer = made(case)
     evaluated = trainer.evaluate()["eval_loss"]
-    mine: list[dict[str, Any]] = []
-    prepare_inputs = trainer._prepare_inputs
-
-    def recording(batch: Any) -> Any:
-        """In place of what is called right before the loss, which has what was generated."""
-        inputs = prepare_inputs(batch)
-        mine.append({name: value.clone() if hasattr(value, "clone") else value for name, value in inputs.items()})
-        return inputs
-
-    trainer._prepare_inputs = recording
-    random.seed(1)  # by which GKD chooses what is generated
-    torch.manual_seed(1)
-    trainer.train()
-    got = torch.cat([each.flatten() for each in trainer.optimizer.optimizer.found]).double()
-    everywhere: list[Any] = [mine]
-    if dist.is_initialized():
-        everywhere = [None] * dist.get_world_size()
-        dist.all_gather_object(everywhere, mine)
+    got, mine, everywhere = distilling.recorded(trainer)
     batches = [batch for each in everywhere for batch in each]
     with torch.no_grad():
         outside = float(trainer.compute_loss(trainer.model.train(), dict(mine[0])))

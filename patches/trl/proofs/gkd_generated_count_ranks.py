@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-import random
 from typing import Any
 
 import datasets
 import torch
-import torch.distributed as dist
 from trl.experimental.gkd import GKDConfig, GKDTrainer
 
 import rlhf_patches
 from rlhf_patches.patches.transformers.proofs.kept_gradient import Kept
-from rlhf_patches.patches.trl.proofs import small
+from rlhf_patches.patches.trl.proofs import distilling, small
 from rlhf_patches.proving import states
 
 NAME, SCALE = "trl-gkd-generated-count", "trl-distillation-scale"
 STATES = {"before": (), "after": (NAME,), "both": (NAME, SCALE), "reverted": ()}
 SAMPLES = 8
-TEMPLATE = "{% for each in messages %}{{ each['content'] + ' ' }}{% endfor %}"
 FEW_WORDS = [0, *range(8, 99)]
 """Tokens that are not generated. One of the other seven ends the text, so that lengths differ."""
 
@@ -41,14 +38,6 @@ CASES: dict[str, tuple[type, int, dict[str, Any]]] = {
 """The trainer, its micro-batches per step, and its settings."""
 
 
-def teacher() -> Any:
-    made = small.model()
-    torch.manual_seed(3)
-    for parameter in made.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return made
-
-
 def rows() -> datasets.Dataset:
     """Prompts of one to three words, and answers of five to twelve."""
     made = []
@@ -63,7 +52,7 @@ def made(case: str) -> Any:
     """The trainer of a case."""
     kind, steps, settings = CASES[case]
     words, model = small.tokenizer(), small.model()
-    words.chat_template = TEMPLATE
+    words.chat_template = distilling.TEMPLATE
     arguments = GKDConfig(
         states.folder(),
         per_device_train_batch_size=SAMPLES // steps // int(os.environ["WORLD_SIZE"]),
@@ -80,7 +69,7 @@ def made(case: str) -> Any:
     optimizer = Kept(model.parameters(), lr=0.1)
     trainer = kind(
         model=model,
-        teacher_model=teacher(),
+        teacher_model=distilling.teacher(),
         args=arguments,
         train_dataset=rows(),
         eval_dataset=rows(),
@@ -92,43 +81,19 @@ def made(case: str) -> Any:
 
 
 def divergence(batches: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Jensen and Shannon's, with weight one half, in float64: gradient, sum and number of the tokens with a label."""
-    model, other = small.model().double(), teacher().double()
-    sums, tokens = [], 0
-    for batch in batches:
-        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-        counts = batch["labels"][:, 1:] != -100
-        ours, theirs = (each(**inputs).logits[:, :-1][counts].softmax(-1) for each in (model, other))
-        middle = (ours + theirs) / 2
-        sums.append(((ours * (ours / middle).log() + theirs * (theirs / middle).log()) / 2).sum())
-        tokens += int(counts.sum())
+    """By the definition: gradient, sum and number of the tokens with a label."""
+    model = small.model().double()
+    sums, tokens = distilling.divergences(model, batches)
     total = torch.stack(sums).sum()
     total.backward()
-    return torch.cat([each.grad.flatten() for each in model.parameters()]), total.detach(), tokens
+    return torch.cat([each.grad.flatten() for each in model.parameters()]), total.detach(), sum(tokens)
 
 
 def trained(case: str) -> dict[str, Any]:
     """How many times the mean over all trained tokens a step's gradient and logged loss are, and more."""
     trainer = made(case)
     evaluated = trainer.evaluate()["eval_loss"]
-    mine: list[dict[str, Any]] = []
-    prepare_inputs = trainer._prepare_inputs
-
-    def recording(batch: Any) -> Any:
-        """In place of what is called right before the loss, which has what was generated."""
-        inputs = prepare_inputs(batch)
-        mine.append({name: inputs[name].clone() for name in ("input_ids", "attention_mask", "labels")})
-        return inputs
-
-    trainer._prepare_inputs = recording
-    random.seed(1)  # by which GKD chooses what is generated
-    torch.manual_seed(1)
-    trainer.train()
-    got = torch.cat([each.flatten() for each in trainer.optimizer.optimizer.found]).double()
-    everywhere: list[Any] = [mine]
-    if dist.is_initialized():
-        everywhere = [None] * dist.get_world_size()
-        dist.all_gather_object(everywhere, mine)
+    got, mine, everywhere = distilling.recorded(trainer)
     if trainer.args.average_tokens_across_devices:
         gradient, total, tokens = divergence([batch for each in everywhere for batch in each])
         wanted, loss = gradient / tokens, total / tokens

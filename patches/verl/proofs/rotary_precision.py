@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 
-from rlhf_patches.proving.proof import Case, Proof, Reports, Row
+from rlhf_patches.proving.proof import Case, Proof
+
+from ... import _rotary_proof
 
 CASE = Case(
     "verl",
@@ -12,16 +14,6 @@ CASE = Case(
     "bf16, 1,024 tokens",
     "a reference model in bf16, 1,024 tokens: mean error of the second half's log-probabilities",
 )
+NAME = "reference"
 
-
-def rows(reports: Reports) -> Iterator[Row]:
-    """Compare log-probabilities with exact frequencies and float64."""
-    (report,) = reports
-    without, with_it = (report[state]["reference"]["far"] for state in ("before", "after"))
-    near = report["after"]["reference"]["near"]
-    # Of bfloat16, which is the same for tokens that are near.
-    repaired = with_it < 2 * near < 0.5 * without
-    yield Row(CASE, report["version"], f"{without:.3f}", f"{with_it:.3f}", f"{near:.3f} near", repaired)
-
-
-PROOF = Proof((CASE,), rows, ranks=1, seconds=20, arguments=("reference",))
+PROOF = Proof((CASE,), partial(_rotary_proof.rows, CASE, NAME), ranks=1, seconds=20, arguments=(NAME,))

@@ -15,6 +15,7 @@ from rlhf_patches.patches import _float32_buffers, _rotary_model
 from rlhf_patches.patches.accelerate import _buffer_policies
 from rlhf_patches.patches.accelerate.proofs import fsdp1_rotary_precision_ranks
 from tests.harness.forkserver import beside
+from tests.patches import rotary
 
 RULE_COVERAGE = {
     "minimal scope": ("test_what_users_choose_is_as_released", "test_what_is_right_is_the_same_bit_for_bit"),
@@ -58,15 +59,14 @@ def test_without_it_distant_tokens_are_wrong(report, case):
     """Those that are near are as wrong as bfloat16 is: 0.01."""
     found = report["before"][case]
     assert found["buffers"]["model.rotary_emb.inv_freq"] == "bfloat16"
-    assert found["far"] > 4 * found["near"]
+    rotary.assert_rounded(found)
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_with_it_they_are_as_exact_as_near_ones(report, case):
     found = report["after"][case]
     assert set(found["buffers"].values()) == {"float32"}
-    assert found["far"] < 1.5 * found["near"]
-    assert found["gradient"] < 0.5 * report["before"][case]["gradient"]
+    rotary.assert_repaired(found, report["before"][case])
 
 
 def test_with_it_fsdp1_is_as_exact_as_fsdp2(report):
@@ -97,7 +97,7 @@ def test_a_reference_of_trl_is_treated_the_same_way(report):
     for state in ("before", "after"):
         found = report[state]["reference"]
         assert found["reference"] < 1.5 * found["near"], (state, found)
-    assert report["after"]["reference"]["far"] < 1.5 * report["after"]["reference"]["near"]
+    rotary.assert_exact(report["after"]["reference"])
 
 
 def test_gemma_is_repaired_too():
