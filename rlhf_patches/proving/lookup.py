@@ -83,12 +83,10 @@ def missing(needs: Iterable[str]) -> list[str]:
 
 
 def _is_there(need: str) -> bool:
-    module, operator, least = need.partition(">=")
+    module, operator, _ = need.partition(">=")
     try:
         if importlib.util.find_spec(module) is None:
             return False
-    except ModuleNotFoundError:  # its parent is not a package
+        return not operator or ranges.plainly_contains(need[len(module) :], importlib.metadata.version(module)) is True
+    except ModuleNotFoundError:  # its parent is not a package, or it has no metadata
         return False
-    if not operator:
-        return True
-    return ranges.plainly_contains(f">={least}", importlib.metadata.version(module)) is True

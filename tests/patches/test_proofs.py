@@ -67,6 +67,13 @@ print([name for name in {FRAMEWORKS} if name in sys.modules])
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
+def test_what_a_proof_needs_may_have_a_least_release():
+    """Neither a module without metadata nor one that is not there is an error."""
+    there = ("pytest", "pytest>=1", "json")
+    missing = [f"pytest>={10**6}", "json>=1", "no_such_module", "no_such_module>=1", "no_such_package.module"]
+    assert lookup.missing([*there, *missing]) == missing
+
+
 def proven(*names):
     """The rows of `rlhf-patches prove`, which must all be of bugs that are there and repaired."""
     command = [sys.executable, "-m", "rlhf_patches", "prove", "--json", *names]
