@@ -567,6 +567,9 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=0.19.0,<0.22.2', modules=('trl.trainer.sft_trainer',), rewrites=True),
         ListedVariant(distribution='trl', versions='>=0.22.2,<0.23.1', modules=('trl.trainer.sft_trainer',), rewrites=True),
     )),
+    Listed('trl-sft-label-smoothing', 'rlhf_patches.patches.trl.sft_label_smoothing:PATCH', (
+        ListedVariant(distribution='trl', versions='>=1.4.0,<1.15.0', modules=('trl.trainer.sft_trainer',), rewrites=True),
+    )),
     Listed('trl-tokenizer-argument', 'rlhf_patches.patches.trl.tokenizer_argument:ADVICE', (
         ListedVariant(distribution='trl', versions='>=0.8.2,<=0.11.4', modules=('trl.trainer.sft_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.cpo_trainer', 'trl.trainer.reward_trainer'), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.0.0rc0,<=5.24.0', package='transformers')),
     )),
