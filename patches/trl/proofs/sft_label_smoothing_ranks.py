@@ -69,7 +69,9 @@ def step(
     logits = exact(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
     mean_of(logits, batch["labels"], smoothing).backward()
     wanted = {name: each.grad for name, each in exact.named_parameters() if each.grad is not None}
-    found = {"log": {name: value for name, value in trainer.state.log_history[0].items() if "token" in name}}
+    found: dict[str, Any] = {
+        "log": {name: value for name, value in trainer.state.log_history[0].items() if "token" in name}
+    }
     found["log"] |= {name: trainer.state.log_history[0][name] for name in ("loss", "entropy")}
     found["hex"] = [float(each.sum()).hex() for each in gradients.found.values()]
     if set(wanted) == set(gradients.found):  # not with an adapter
