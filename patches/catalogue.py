@@ -247,6 +247,9 @@ LISTED = (
     Listed('skyrl-sequence-parallel-logits', 'rlhf_patches.patches.skyrl.sequence_parallel_logits:PATCH', (
         ListedVariant(distribution='skyrl', versions='>=0.1.0,<=0.4.0', modules=('skyrl.backends.skyrl_train.distributed.megatron.megatron_utils',), rewrites=True),
     )),
+    Listed('skyrl-step-wise-advantages', 'rlhf_patches.patches.skyrl.step_wise_advantages:PATCH', (
+        ListedVariant(distribution='skyrl', versions='>=0.1.0,<0.2.0', modules=('skyrl.train.trainer',), rewrites=True),
+    )),
     Listed('skyrl-watch-rollouts', 'rlhf_patches.patches.skyrl.watch_rollouts:WATCH', (
         ListedVariant(distribution='skyrl', versions='>=0.1.0', modules=('skyrl.train.trainer',)),
     ), watches=True),

@@ -29,6 +29,7 @@ CALLERS = {
     "peft-save-adapter-prefix": "peft.peft_model:PeftModel.save_pretrained",
     "skyrl-advantage-padding": "skyrl.train.trainer:RayPPOTrainer._execute_training_step",
     "skyrl-loss-outputs-once": "because the Tinker API's backend and SFT's trainer call it alike, with a batch",
+    "skyrl-step-wise-advantages": "skyrl.train.trainer:RayPPOTrainer.train",
     "swift-null-ref-context-hf": "swift.rlhf_trainers.grpo_trainer:GRPOTrainer",
     "transformers-moe-aux-loss": "transformers.trainer:Trainer.training_step",
     "trl-chunked-nll-zero3": "because the forward that SFTTrainer gives the model calls it so, with the head's weight",
