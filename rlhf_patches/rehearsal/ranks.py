@@ -39,6 +39,7 @@ class Mine:
         carries: whether each micro-batch's inputs give the number that divides the window's loss.
         generations: set if that number counts a generation's tokens; ``own`` is then divided by each micro-batch's.
         problem: why there are no measurements.
+        by: the user's code that may change the gradient before the step.
     """
 
     used: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
@@ -49,6 +50,7 @@ class Mine:
     carries: bool = False
     generations: Generations | None = None
     problem: str = ""
+    by: str = ""
 
     def only(self, place: int) -> Mine:
         """Return a copy with only one micro-batch."""

@@ -146,6 +146,12 @@ class Replay:
         """Reduce gradients to a few numbers, by the same map on each rank."""
         return sketches.sketch(gradients, self._where.sizes)
 
+    def entries(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Return the number of a sketch's entries of each parameter, and the parameters' names."""
+        trained = {id(each): name for name, each in self._where.named.items()}
+        names = tuple(trained[id(each)] for each in self._where.parameters)
+        return tuple(min(size, sketches.BUCKETS) for size in self._where.sizes), names
+
     def grad_scale(self) -> float:
         """Return the float16 gradient scaler's factor; 1 without a scaler."""
         scaler = getattr(self._trainer.accelerator, "scaler", None)

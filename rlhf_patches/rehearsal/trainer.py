@@ -17,13 +17,12 @@ import torch
 
 from . import (
     adapters,
+    applied,
     evaluation,
-    formula,
     frequencies,
     fused,
     labels,
     parameters,
-    pieces,
     ranks,
     rates,
     sharding,
@@ -32,11 +31,11 @@ from . import (
     weights,
     window,
 )
-from .relation import Relation, Verdict, micro_batches, not_checked
+from .checks import Checks, attempted, counted_elsewhere
+from .relation import Relation, micro_batches, not_checked
 from .replay import Call, Kept, Replay, Step
 
 WINDOW = "micro-batch weights"
-COPIES = "duplicated micro-batch"
 _REPLACED = ("training_step", "compute_loss", "create_optimizer")
 _SAME = 1e-6
 
@@ -60,6 +59,9 @@ class Rehearsal:
         self._model: Any = None
         self._records = False
         self.trained_on: labels.Trained | None = None
+        self._made: applied.Made | None = None
+        self._found: list[Relation] | None = None
+        self._held: applied.Held | None = None
 
     @contextlib.contextmanager
     def begun(self) -> Iterator[None]:
@@ -95,6 +97,11 @@ class Rehearsal:
             yield
         finally:
             self._take_off()
+            if self._held is not None:
+                self._held.off()
+            if self._found is not None:  # an exception, or a loop that makes no step
+                with contextlib.suppress(Ended):
+                    self._ended(not_checked(applied.NAME, "the optimizer's step was not reached"))
 
     def _take_off(self) -> None:
         if self._engine is not None:
@@ -148,7 +155,45 @@ class Rehearsal:
         except Exception as error:  # the user's code may fail in calls that the run itself does not make
             traceback.print_exc(file=sys.stderr)
             relations = [not_checked(WINDOW, f"{type(error).__name__}: {error}")]
-        self._end(relations)
+        self._found = relations
+        self._until_the_step()
+
+    def _until_the_step(self) -> None:
+        """Let the run clip the gradient, and compare it at the optimizer's step."""
+        optimizer, scaler = self._trainer.optimizer, getattr(self._trainer.accelerator, "scaler", None)
+        why = "" if self._made is not None else "the window was not checked"
+        if self._where.steps_in_backward is not None:
+            why = "DeepSpeed clips within its own step"
+        if why := why or applied.cannot(optimizer, scaler):
+            self._ended(not_checked(applied.NAME, why))
+            return
+
+        def skipped() -> None:
+            self._ended(not_checked(applied.NAME, "the float16 scaler skipped the step: a gradient is infinite"))
+
+        self._held = applied.Held(optimizer, scaler, self._at_step, skipped)
+
+    def _at_step(self, scale: float) -> None:
+        made, most = self._made, getattr(self._trainer.args, "max_grad_norm", None)
+        assert made is not None
+
+        def now() -> ranks.Mine:
+            used = self._replay.sketch(self._where.window()) / scale
+            return ranks.Mine(used=used, own=made.sketch, by=applied.changed_by(self._trainer))
+
+        of_ranks = ranks.gathered(attempted(now))
+        if why := ranks.problem(of_ranks):
+            self._ended(not_checked(applied.NAME, why))
+        else:
+            by = next((each.by for each in of_ranks if each.by), "")
+            self._ended(applied.judge(made, of_ranks, most, self._unit(), by))
+
+    def _ended(self, at_step: Relation) -> None:
+        relations, self._found = self._found or [], None
+        if self._held is not None and not self._goes_on:
+            self._held.ended()
+        last = [self.trained_on.relation()] if self.trained_on is not None else []
+        self._end([*relations, at_step, *last])
 
     @property
     def size(self) -> str:
@@ -182,7 +227,7 @@ class Rehearsal:
         calls = self._steps[0].calls
         tokenizer = getattr(self._trainer, "processing_class", None)
         self.trained_on = labels.read(calls[0].inputs if calls else self._steps[0].inputs, tokenizer)
-        return [*relations, self.trained_on.relation()] if self.trained_on is not None else relations
+        return relations
 
     def _of_the_rest(self) -> list[Relation]:
         trainer, inner, known = self._trainer, self._inner, self._rates
@@ -195,7 +240,7 @@ class Rehearsal:
         return self._perhaps(rates.NAME, lambda: rates.relation(trainer.optimizer, schedule, known, most)) + found
 
     def _perhaps(self, name: str, what: Callable[[], Relation | None]) -> list[Relation]:
-        made = self._attempt(what)
+        made = attempted(what)
         found = not_checked(name, made.problem) if isinstance(made, ranks.Mine) else made
         return [found] if found is not None else []
 
@@ -205,7 +250,7 @@ class Rehearsal:
         calls = sum(len(step.calls) for step in self._steps)
         if calls and calls != len(self._steps):
             return f"compute_loss was called {calls} times in {micro_batches(len(self._steps))}"
-        if not calls and (why := self._counted_elsewhere()):
+        if not calls and (why := counted_elsewhere(self._model, self._where, self._goes_on)):
             return f"compute_loss was not called; {why}"
         return ""
 
@@ -214,10 +259,15 @@ class Rehearsal:
         calls = [call for step in self._steps for call in step.calls]
         try:
             seen = parameters.SeenGradients(self._where.named, self._where.parameters)
-            self._used = self._replay.sketch(seen.noted(self._where.window())) / self._replay.grad_scale()
-            mine = self._attempt(lambda: self._own_of(calls) if calls else self._own_by_steps())
+            norm, scale = applied.Norm(), self._replay.grad_scale()
+            self._used = self._replay.sketch(norm.noted(seen.noted(self._where.window()))) / scale
+            self._made = applied.Made(self._used, norm.value() / scale, *self._replay.entries())
+            mine = attempted(lambda: self._own_of(calls) if calls else self._own_by_steps())
             of_ranks = ranks.gathered(mine)
             problem = next((f"rank {rank}: {each.problem}" for rank, each in enumerate(of_ranks) if each.problem), "")
+            if not all(bool(each.used.isfinite().all()) for each in of_ranks):
+                problem = "the window's gradient is not finite" + (" (float16 scaler)" if scale != 1 else "")
+                self._made = None
             if problem:
                 return [not_checked(WINDOW, problem), seen.relation()]
             self._noise = max(each.noise for each in of_ranks)
@@ -226,26 +276,21 @@ class Rehearsal:
                 relations.append(weights.agree(of_ranks))
             if not calls:
                 return [*relations, seen.relation()]
-            relations.append(self._copies(of_ranks))
-            made = self._attempt(lambda: slope.relation(calls[0], self._where, self._replay, self._noise))
-            relations.append(made if isinstance(made, Relation) else not_checked(slope.NAME, made.problem))
-            relations.append(self._one_by_one(calls[0]))
-            relations.append(self._by_formula(calls[0]))
-            relations += [self._by_plain_loss(calls[0])] if fused.used(self._trainer) else []
-            planned = ranks.gathered(ranks.Mine(used=torch.tensor(evaluation.planned(self._trainer))))
-            if all(each.used for each in planned):
-                relations.append(self._evaluated(calls[0]))
+            relations += self._of_the_calls(calls, of_ranks)
             return [*relations, seen.relation()]
         finally:
             end.put_back()
 
-    def _attempt(self, what: Callable[[], Any]) -> Any:
-        """Call a replay; print its exception and return it as a problem, so that no rank stops."""
-        try:
-            return what()
-        except Exception as error:  # the user's code may fail in a call that the run itself does not make
-            traceback.print_exc(file=sys.stderr)
-            return ranks.Mine(problem=f"{type(error).__name__}: {error}")
+    def _of_the_calls(self, calls: list[Call], of_ranks: list[ranks.Mine]) -> list[Relation]:
+        trainer, first = self._trainer, calls[0]
+        checks = Checks(trainer, self._model, self._where, self._replay, self._noise, goes_on=self._goes_on)
+        found = [checks.copies(self._steps[0], of_ranks)]
+        made = attempted(lambda: slope.relation(first, self._where, self._replay, self._noise))
+        found.append(made if isinstance(made, Relation) else not_checked(slope.NAME, made.problem))
+        found += [checks.one_by_one(first), checks.by_formula(first)]
+        found += [checks.by_plain_loss(first)] if fused.used(trainer) else []
+        planned = ranks.gathered(ranks.Mine(used=torch.tensor(evaluation.planned(trainer))))
+        return [*found, checks.evaluated(first)] if all(each.used for each in planned) else found
 
     def _own_of(self, calls: list[Call]) -> ranks.Mine:
         """Return the gradients of this rank's micro-batches alone."""
@@ -279,122 +324,3 @@ class Rehearsal:
         computed |= {torch.bfloat16} if self._trainer.args.bf16 else set()
         computed |= {torch.float16} if self._trainer.args.fp16 else set()
         return max((torch.finfo(each).eps for each in computed - {torch.float32, torch.float64}), default=0.0)
-
-    # -- windows that the trainer replays
-
-    def _copies(self, of_ranks: list[ranks.Mine]) -> Relation:
-        """A window of two copies of the first micro-batch must have the micro-batch's own gradient."""
-        if why := self._no_second_window():
-            return not_checked(COPIES, why)
-        first = self._steps[0]
-        made = self._attempt(lambda: self._replay.made([first, first]))
-        of_all = ranks.gathered(made if isinstance(made, ranks.Mine) else ranks.Mine(used=made))
-        if why := ranks.problem(of_all):
-            return not_checked(COPIES, why)
-        firsts = [each.only(0) for each in of_ranks]
-        laws = ranks.laws(firsts) if len(firsts) > 1 else {"the micro-batch's own gradient": [1.0]}
-        return weights.judged(COPIES, firsts, made, self._noise, laws)
-
-    def _no_second_window(self) -> str:
-        return self._generates() or self._counted_elsewhere()
-
-    def _generates(self) -> str:
-        import transformers
-
-        trainer, base = type(self._trainer), transformers.Trainer
-        if trainer._prepare_inputs is not base._prepare_inputs:
-            return f"{trainer.__name__} generates its inputs (rollouts)"
-        return ""
-
-    def _counted_elsewhere(self) -> str:
-        """Return which component would count the replayed micro-batches; empty if none would."""
-        if self._where.steps_in_backward is not None:
-            return "DeepSpeed's engine counts micro-batches itself"
-        if self._goes_on and self._model is not self._inner:
-            return "the run continues, and DistributedDataParallel would count one more window"
-        return ""
-
-    # -- a micro-batch in pieces
-
-    def _one_by_one(self, call: Call) -> Relation:
-        """Compare each rank's first micro-batch with its pieces, without dropout."""
-        cut = pieces.cut(call.inputs)
-        why = cut.why or pieces.unknown(self._trainer, self._inner)
-        asked = ranks.gathered(ranks.Mine(used=torch.tensor(float(len(cut.pieces))), problem=why))
-        most = max(int(each.used) for each in asked)
-        if why := ranks.problem(asked):
-            return not_checked(cut.name, why)
-        of_ranks = ranks.gathered(self._attempt(lambda: self._replay.of_pieces(call, cut, most)))
-        if why := ranks.problem(of_ranks):
-            return not_checked(cut.name, why)
-        return _first_that_deviates([pieces.judge(cut.name, each, self._noise) for each in of_ranks])
-
-    # -- the reference loss
-
-    def _by_formula(self, call: Call) -> Relation:
-        """Compare the first micro-batch's loss with the reference loss, without dropout."""
-        why = formula.unknown(self._trainer, self._inner, call.inputs)
-        if why := ranks.problem(ranks.gathered(ranks.Mine(problem=why))):
-            return not_checked(formula.NAME, why)
-
-        def both() -> ranks.Mine:
-            with pieces.without_dropout(self._inner), self._replay.without_routers_loss():
-                loss = float(self._replay.alone(call).detach().double())
-                self._where.after_forward()
-                logits = self._replay.logits(call)
-                self._where.after_forward()
-            smoothing = getattr(self._trainer.args, "label_smoothing_factor", 0.0)
-            expected = formula.cross_entropy(logits, call.inputs["labels"], smoothing)
-            return ranks.Mine(used=torch.tensor([loss, expected], dtype=torch.float64))
-
-        return self._on_ranks(
-            formula.NAME, both, lambda mine: formula.judge(float(mine.used[0]), float(mine.used[1]), self._noise)
-        )
-
-    def _on_ranks(self, name: str, both: Callable[[], ranks.Mine], judge: Callable[[ranks.Mine], Relation]) -> Relation:
-        """Judge what each rank measures; the first rank that deviates decides."""
-        of_ranks = ranks.gathered(self._attempt(both))
-        if why := ranks.problem(of_ranks):
-            return not_checked(name, why)
-        return _first_that_deviates(list(map(judge, of_ranks)))
-
-    # -- other code for the same loss
-
-    def _by_plain_loss(self, call: Call) -> Relation:
-        """Compare the gradient of a fused loss with that of the plain loss, without dropout."""
-        if why := fused.unknown(self._trainer):
-            return not_checked(fused.NAME, why)
-
-        def both() -> ranks.Mine:
-            with pieces.without_dropout(self._inner):
-                by_kernel = self._replay.sketch(self._replay.own(call))
-                with fused.without(self._trainer):
-                    plain = self._replay.sketch(self._replay.own(call))
-            return ranks.Mine(used=by_kernel, own=plain)
-
-        return self._on_ranks(fused.NAME, both, lambda mine: fused.judge(mine.used, mine.own, self._noise))
-
-    def _evaluated(self, call: Call) -> Relation:
-        """Compare the loss that evaluation reports for the first micro-batch with the micro-batch's own loss."""
-        if why := self._generates():
-            return not_checked(evaluation.NAME, why)
-
-        def both() -> ranks.Mine:
-            with evaluation.mode(self._inner):
-                own = float(self._replay.alone(call).detach().double())
-                self._where.after_forward()
-                with self._replay.one_micro_batch(), self._replay.restored(call):
-                    found = evaluation.loss(self._trainer, self._inner, states.copy_of(call.inputs))
-                self._where.after_forward()
-            if found is None:
-                return ranks.Mine(problem="prediction_step returns no loss")
-            return ranks.Mine(used=torch.tensor([found, own], dtype=torch.float64))
-
-        return self._on_ranks(
-            evaluation.NAME, both, lambda mine: evaluation.judge(float(mine.used[0]), float(mine.used[1]), self._noise)
-        )
-
-
-def _first_that_deviates(of_ranks: list[Relation]) -> Relation:
-    """Return the first relation that deviates, or rank 0's."""
-    return next((each for each in of_ranks if each.verdict is Verdict.DEVIATES), of_ranks[0])

@@ -1,0 +1,163 @@
+"""Relations of the first window that call the run's own code again: other windows, pieces, other code for the loss."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import evaluation, formula, fused, pieces, ranks, sharding, states, weights
+from .relation import Relation, Verdict, not_checked
+from .replay import Call, Replay, Step
+
+COPIES = "duplicated micro-batch"
+
+
+class Checks:
+    """What the relations of one window need.
+
+    Args:
+        trainer: a ``transformers.Trainer``.
+        model: the model that ``training_step`` receives.
+        where: where the model's parameters and gradients are.
+        replay: computes micro-batches and windows again.
+        noise: the relative rounding error of a repeated gradient.
+        goes_on: whether the run trains afterwards.
+    """
+
+    def __init__(
+        self, trainer: Any, model: Any, where: sharding.Whole, replay: Replay, noise: float, *, goes_on: bool
+    ) -> None:
+        self._trainer, self._model, self._where, self._replay = trainer, model, where, replay
+        self._inner, self._noise, self._goes_on = where.inner, noise, goes_on
+
+    # -- windows that the trainer replays
+
+    def copies(self, first: Step, of_ranks: list[ranks.Mine]) -> Relation:
+        """A window of two copies of the first micro-batch must have the micro-batch's own gradient."""
+        if why := self._no_second_window():
+            return not_checked(COPIES, why)
+        made = attempted(lambda: self._replay.made([first, first]))
+        of_all = ranks.gathered(made if isinstance(made, ranks.Mine) else ranks.Mine(used=made))
+        if why := ranks.problem(of_all):
+            return not_checked(COPIES, why)
+        firsts = [each.only(0) for each in of_ranks]
+        laws = ranks.laws(firsts) if len(firsts) > 1 else {"the micro-batch's own gradient": [1.0]}
+        return weights.judged(COPIES, firsts, made, self._noise, laws)
+
+    def _no_second_window(self) -> str:
+        return self._generates() or counted_elsewhere(self._model, self._where, self._goes_on)
+
+    def _generates(self) -> str:
+        import transformers
+
+        trainer, base = type(self._trainer), transformers.Trainer
+        if trainer._prepare_inputs is not base._prepare_inputs:
+            return f"{trainer.__name__} generates its inputs (rollouts)"
+        return ""
+
+    # -- a micro-batch in pieces
+
+    def one_by_one(self, call: Call) -> Relation:
+        """Compare each rank's first micro-batch with its pieces, without dropout."""
+        cut = pieces.cut(call.inputs)
+        why = cut.why or pieces.unknown(self._trainer, self._inner)
+        asked = ranks.gathered(ranks.Mine(used=torch.tensor(float(len(cut.pieces))), problem=why))
+        most = max(int(each.used) for each in asked)
+        if why := ranks.problem(asked):
+            return not_checked(cut.name, why)
+        of_ranks = ranks.gathered(attempted(lambda: self._replay.of_pieces(call, cut, most)))
+        if why := ranks.problem(of_ranks):
+            return not_checked(cut.name, why)
+        return _first_that_deviates([pieces.judge(cut.name, each, self._noise) for each in of_ranks])
+
+    # -- the reference loss
+
+    def by_formula(self, call: Call) -> Relation:
+        """Compare the first micro-batch's loss with the reference loss, without dropout."""
+        why = formula.unknown(self._trainer, self._inner, call.inputs)
+        if why := ranks.problem(ranks.gathered(ranks.Mine(problem=why))):
+            return not_checked(formula.NAME, why)
+
+        def both() -> ranks.Mine:
+            with pieces.without_dropout(self._inner), self._replay.without_routers_loss():
+                loss = float(self._replay.alone(call).detach().double())
+                self._where.after_forward()
+                logits = self._replay.logits(call)
+                self._where.after_forward()
+            smoothing = getattr(self._trainer.args, "label_smoothing_factor", 0.0)
+            expected = formula.cross_entropy(logits, call.inputs["labels"], smoothing)
+            return ranks.Mine(used=torch.tensor([loss, expected], dtype=torch.float64))
+
+        return self._on_ranks(
+            formula.NAME, both, lambda mine: formula.judge(float(mine.used[0]), float(mine.used[1]), self._noise)
+        )
+
+    def _on_ranks(self, name: str, both: Callable[[], ranks.Mine], judge: Callable[[ranks.Mine], Relation]) -> Relation:
+        """Judge what each rank measures; the first rank that deviates decides."""
+        of_ranks = ranks.gathered(attempted(both))
+        if why := ranks.problem(of_ranks):
+            return not_checked(name, why)
+        return _first_that_deviates(list(map(judge, of_ranks)))
+
+    # -- other code for the same loss
+
+    def by_plain_loss(self, call: Call) -> Relation:
+        """Compare the gradient of a fused loss with that of the plain loss, without dropout."""
+        if why := fused.unknown(self._trainer):
+            return not_checked(fused.NAME, why)
+
+        def both() -> ranks.Mine:
+            with pieces.without_dropout(self._inner):
+                by_kernel = self._replay.sketch(self._replay.own(call))
+                with fused.without(self._trainer):
+                    plain = self._replay.sketch(self._replay.own(call))
+            return ranks.Mine(used=by_kernel, own=plain)
+
+        return self._on_ranks(fused.NAME, both, lambda mine: fused.judge(mine.used, mine.own, self._noise))
+
+    def evaluated(self, call: Call) -> Relation:
+        """Compare the loss that evaluation reports for the first micro-batch with the micro-batch's own loss."""
+        if why := self._generates():
+            return not_checked(evaluation.NAME, why)
+
+        def both() -> ranks.Mine:
+            with evaluation.mode(self._inner):
+                own = float(self._replay.alone(call).detach().double())
+                self._where.after_forward()
+                with self._replay.one_micro_batch(), self._replay.restored(call):
+                    found = evaluation.loss(self._trainer, self._inner, states.copy_of(call.inputs))
+                self._where.after_forward()
+            if found is None:
+                return ranks.Mine(problem="prediction_step returns no loss")
+            return ranks.Mine(used=torch.tensor([found, own], dtype=torch.float64))
+
+        return self._on_ranks(
+            evaluation.NAME, both, lambda mine: evaluation.judge(float(mine.used[0]), float(mine.used[1]), self._noise)
+        )
+
+
+def counted_elsewhere(model: Any, where: sharding.Whole, goes_on: bool) -> str:
+    """Return which component would count the replayed micro-batches; empty if none would."""
+    if where.steps_in_backward is not None:
+        return "DeepSpeed's engine counts micro-batches itself"
+    if goes_on and model is not where.inner:
+        return "the run continues, and DistributedDataParallel would count one more window"
+    return ""
+
+
+def attempted(what: Callable[[], Any]) -> Any:
+    """Call a replay; print its exception and return it as a problem, so that no rank stops."""
+    try:
+        return what()
+    except Exception as error:  # the user's code may fail in a call that the run itself does not make
+        traceback.print_exc(file=sys.stderr)
+        return ranks.Mine(problem=f"{type(error).__name__}: {error}")
+
+
+def _first_that_deviates(of_ranks: list[Relation]) -> Relation:
+    """Return the first relation that deviates, or rank 0's."""
+    return next((each for each in of_ranks if each.verdict is Verdict.DEVIATES), of_ranks[0])
