@@ -210,6 +210,9 @@ LISTED = (
     Listed('peft-save-adapter-prefix', 'rlhf_patches.patches.peft.save_adapter_prefix:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.7.0,<0.20.0', modules=('peft.utils.save_and_load',)),
     )),
+    Listed('skyrl-accumulated-requests', 'rlhf_patches.patches.skyrl.accumulated_requests:ADVICE', (
+        ListedVariant(distribution='skyrl', versions='>=0.1.0,<0.4.0', modules=('skyrl.backends.skyrl_train.workers.megatron.megatron_worker', 'skyrl.backends.skyrl_train_backend'), rewrites=True, is_advice=True),
+    )),
     Listed('skyrl-advantage-padding', 'rlhf_patches.patches.skyrl.advantage_padding:PATCH', (
         ListedVariant(distribution='skyrl', versions='==0.1.0', modules=('skyrl.backends.skyrl_train.utils.ppo_utils',), rewrites=True),
         ListedVariant(distribution='skyrl', versions='>=0.2.0,<=0.4.0', modules=('skyrl.train.trainer',), rewrites=True),
