@@ -675,6 +675,9 @@ LISTED = (
         ListedVariant(distribution='verl', versions='>=0.4.0,<0.9.0', modules=('verl.trainer.ppo.core_algos',), rewrites=True),
         ListedVariant(distribution='verl', versions='>=0.9.0,<=0.9.1', modules=('verl.trainer.ppo.core_algos',), rewrites=True),
     )),
+    Listed('verl-rejected-in-group', 'rlhf_patches.patches.verl.rejected_in_group:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.6.1,<=0.9.1', modules=('verl.trainer.ppo.core_algos',)),
+    ), '#6362 and #6375 were closed, #6452 is open; a mean that counts rejected responses is a baseline, too'),
     Listed('verl-replica-seed', 'rlhf_patches.patches.verl.replica_seed:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.6.0,<0.6.1', modules=('verl.workers.rollout.vllm_rollout.vllm_async_server',), rewrites=True),
         ListedVariant(distribution='verl', versions='>=0.6.1,<0.7.1', modules=('verl.workers.rollout.vllm_rollout.vllm_async_server',), rewrites=True),
