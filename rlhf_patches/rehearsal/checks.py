@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import evaluation, formula, fused, pieces, ranks, sharding, states, weights
+from . import evaluation, formula, fused, neighbors, pieces, ranks, sharding, states, swap, weights
 from .relation import Relation, Verdict, not_checked
 from .replay import Call, Replay, Step
 
@@ -73,6 +73,51 @@ class Checks:
         if why := ranks.problem(of_ranks):
             return not_checked(cut.name, why)
         return _first_that_deviates([pieces.judge(cut.name, each, self._noise) for each in of_ranks])
+
+    # -- rows in other places, and beside others
+
+    def swapped(self, first: Step, call: Call) -> Relation:
+        """Compare two windows whose rows have changed places, without dropout."""
+        why, asks = swap.by_design(self._trainer, self._inner)
+        why = (why if not asks else "") or self._no_second_window() or swap.cannot(first.inputs)
+        if not why and asks and len(first.inputs["input_ids"]) < 2:
+            why = "the micro-batch has one row"
+        if why := ranks.problem(ranks.gathered(ranks.Mine(problem=why))):
+            return not_checked(swap.NAME, why)
+
+        def both() -> ranks.Mine:
+            with self._replay.calm():
+                draws = self._replay.draws(call)
+            steps = [[Step(each, first.random) for each in of] for of in swap.windows(first.inputs, within=asks)]
+            made = [self._replay.made(each, calm=True) for each in steps]
+            return ranks.Mine(used=made[0], own=made[1], problem="the loss uses random numbers" if draws else "")
+
+        return self._on_ranks(swap.NAME, both, lambda mine: swap.judge(mine.used, mine.own, self._noise, not asks))
+
+    def neighbors(self, call: Call) -> Relation:
+        """Change the tokens of some rows or documents, and compare the log-probabilities of the others."""
+        changed = neighbors.changed(call.inputs, self._inner)
+        why = changed.why or neighbors.unknown(self._inner, self._noise)
+        if why := ranks.problem(ranks.gathered(ranks.Mine(problem=why))):
+            return not_checked(changed.name, why)
+
+        def scores(inputs: Any, random: states.Random) -> torch.Tensor:
+            assert changed.inputs is not None
+            assert changed.mine is not None
+            logits = self._replay.logits(call, inputs, random)
+            self._where.after_forward()
+            return neighbors.scores(logits, changed.inputs["input_ids"], changed.mine)
+
+        def both() -> ranks.Mine:
+            with pieces.without_dropout(self._inner):
+                found = [scores(changed.inputs, random) for random in (call.random, call.random.another())]
+                other = scores(changed.other, call.random)
+            problem = "" if torch.equal(*found) else "the forward pass uses random numbers"
+            return ranks.Mine(used=found[0], own=other, problem=problem)
+
+        return self._on_ranks(
+            changed.name, both, lambda mine: neighbors.judge(changed.name, mine.used, mine.own, self._noise)
+        )
 
     # -- the reference loss
 

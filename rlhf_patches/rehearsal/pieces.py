@@ -59,15 +59,15 @@ def cut(inputs: Any) -> Cut:
         whole = isinstance(value, torch.Tensor) and value.shape == ids.shape
         if not whole and not (name == "labels" and labels.shape == ids.shape[:1] and not labels.is_floating_point()):
             return Cut(why=f"{name} and input_ids differ in shape")
-    starts = _starts(given.get("position_ids"))
+    begin = starts(given.get("position_ids"))
     if ids.shape[0] > 1:
-        return Cut(why="rows have several documents") if starts is None or len(starts) > 1 else _rows(given)
-    if starts is not None and len(starts) > 1 and labels.dim() == 2:
-        return _documents(given, starts)
+        return Cut(why="rows have several documents") if begin is None or len(begin) > 1 else _rows(given)
+    if begin is not None and len(begin) > 1 and labels.dim() == 2:
+        return _documents(given, begin)
     return Cut(why="the micro-batch has one row")
 
 
-def _starts(positions: torch.Tensor | None) -> list[int] | None:
+def starts(positions: torch.Tensor | None) -> list[int] | None:
     """Return where the documents of one row begin; for several rows, None if a row has several documents."""
     if positions is None:
         return [0]
@@ -109,6 +109,11 @@ def unknown(trainer: Any, model: torch.nn.Module) -> str:
     of_loss = str(getattr(loss, "__module__", None))
     if not (kind(model).__module__.startswith("transformers.") and (loss is None or of_loss.startswith(_LOSSES))):
         return f"{kind(model).__name__}'s loss is not known to be a mean over rows"
+    return normalizes(model)
+
+
+def normalizes(model: torch.nn.Module) -> str:
+    """Return which module normalizes over rows; empty if none does."""
     for name, each in model.named_modules():
         if each.training and isinstance(each, torch.nn.modules.batchnorm._BatchNorm):
             return f"{name} normalizes over rows"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -95,12 +95,23 @@ class Replay:
         context: contextlib.AbstractContextManager[Any] = self._trainer.compute_loss_context_manager()
         return context
 
-    def logits(self, call: Call) -> torch.Tensor:
-        """Compute the logits of a call's inputs without labels, from the state before the call."""
-        inputs = {name: value for name, value in states.copy_of(call.inputs).items() if name in _OF_MODELS}
+    def logits(self, call: Call, inputs: Any = None, random: states.Random | None = None) -> torch.Tensor:
+        """Compute the logits of inputs from the state before a call; by default of the call's, without labels."""
+        if inputs is None:
+            inputs = {name: value for name, value in call.inputs.items() if name in _OF_MODELS}
         with torch.no_grad(), self.restored(call):
-            made: torch.Tensor = self._inner(**inputs).logits
+            if random is not None:
+                random.put_back()
+            made: torch.Tensor = self._inner(**states.copy_of(inputs)).logits
         return made
+
+    def draws(self, call: Call) -> bool:
+        """Whether a micro-batch's loss depends on random numbers."""
+        losses = []
+        for random in (call.random, call.random.another()):
+            losses.append(float(self.alone(replace(call, random=random)).detach()))
+            self._where.after_forward()
+        return losses[0] != losses[1]
 
     def alone(self, call: Call) -> torch.Tensor:
         """Compute the loss of a micro-batch alone."""
@@ -204,24 +215,32 @@ class Replay:
     def of_pieces(self, call: Call, cut: pieces.Cut, most: int) -> ranks.Mine:
         """Return the pieces' own gradients without dropout, and as ``used`` the gradient of all pieces together."""
 
-        def of(inputs: Any, random: states.Random = call.random) -> Call:
-            return Call(inputs, {}, random, call.buffers)
+        def of(inputs: Any) -> Call:
+            return Call(inputs, {}, call.random, call.buffers)
 
-        with pieces.without_dropout(self._inner), self.without_routers_loss():
+        with self.calm():
             own = [self.sketch(self.own(of(each))) for each in cut.pieces]
             for _ in range(most - len(own)):  # a rank with more pieces may need this rank's shards
                 self.own(of(cut.pieces[-1]))
             whole = self.sketch(self.own(of(cut.whole)))
-            losses = []
-            for random in (call.random, call.random.another()):
-                losses.append(float(self.alone(of(cut.whole, random)).detach()))
-                self._where.after_forward()
-        if losses[0] != losses[1]:
+            drawn = self.draws(of(cut.whole))
+        if drawn:
             return ranks.Mine(problem="the loss uses random numbers")
         return ranks.Mine(whole, torch.stack(own), counts=labels.counts_of(cut.pieces))
 
-    def made(self, steps: list[Step], alone: bool = False) -> torch.Tensor:
-        """Return the gradient of a window by the trainer's own steps; with ``alone``, of this rank only."""
+    @contextlib.contextmanager
+    def calm(self) -> Iterator[None]:
+        """Disable dropout and the routers' loss within the context."""
+        with pieces.without_dropout(self._inner), self.without_routers_loss():
+            yield
+
+    def made(self, steps: list[Step], alone: bool = False, calm: bool = False) -> torch.Tensor:
+        """Return the gradient of a window by the trainer's own steps.
+
+        Args:
+            alone: of this rank only.
+            calm: without dropout and the routers' loss.
+        """
         trainer, accelerator, args = self._trainer, self._trainer.accelerator, self._trainer.args
         self._start.put_back()
         state = accelerator.gradient_state
@@ -230,7 +249,7 @@ class Replay:
         if before[1] > 1:
             accelerator.gradient_accumulation_steps = len(steps)
         try:
-            with self._where.aside():
+            with self._where.aside(), self.calm() if calm else contextlib.nullcontext():
                 taken = len(inspect.signature(trainer.get_batch_samples).parameters)
                 batches = iter([states.copy_of(step.inputs) for step in steps])
                 samples, items = trainer.get_batch_samples(*(batches, len(steps), args.device)[:taken])

@@ -287,7 +287,8 @@ class Rehearsal:
         found = [checks.copies(self._steps[0], of_ranks)]
         made = attempted(lambda: slope.relation(first, self._where, self._replay, self._noise))
         found.append(made if isinstance(made, Relation) else not_checked(slope.NAME, made.problem))
-        found += [checks.one_by_one(first), checks.by_formula(first)]
+        found += [checks.one_by_one(first), checks.swapped(self._steps[0], first), checks.neighbors(first)]
+        found.append(checks.by_formula(first))
         found += [checks.by_plain_loss(first)] if fused.used(trainer) else []
         planned = ranks.gathered(ranks.Mine(used=torch.tensor(evaluation.planned(trainer))))
         return [*found, checks.evaluated(first)] if all(each.used for each in planned) else found

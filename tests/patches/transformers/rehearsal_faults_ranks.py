@@ -15,6 +15,7 @@ from rlhf_patches.rehearsal.relation import Relation
 from tests.patches.transformers import rehearsal_ranks as runs
 
 Use = Callable[[Any], None]
+RIGHT = ("transformers/llama", "transformers/t5", "transformers/bert-classes", "trl/dpo", "trl/grpo")
 
 
 class Before(transformers.TrainerCallback):
@@ -78,11 +79,64 @@ def with_scaler(scale: float, fused: bool = True, does: Callable[[Any], Any] = l
     return build
 
 
+class FirstRow(transformers.Trainer):
+    """Trains on one row of each micro-batch."""
+
+    def training_step(self, model: Any, inputs: Any, *given: Any, **named: Any) -> Any:
+        return super().training_step(model, {name: each[:1] for name, each in inputs.items()}, *given, **named)
+
+
+class OwnFirstRow(transformers.Trainer):
+    """The same by a loss of its own."""
+
+    def compute_loss(self, model: Any, inputs: Any, *given: Any, **named: Any) -> Any:
+        return model(**{name: each[:1] for name, each in inputs.items()}).loss / self.args.gradient_accumulation_steps
+
+
+class OwnRows(transformers.Trainer):
+    """All rows, by a loss of its own."""
+
+    def compute_loss(self, model: Any, inputs: Any, *given: Any, **named: Any) -> Any:
+        return model(**inputs).loss / self.args.gradient_accumulation_steps
+
+
+class Mixes(transformers.LlamaForCausalLM):
+    """Adds the first row's mean to every row, as a batch norm would."""
+
+    def forward(self, input_ids: Any = None, labels: Any = None, **named: Any) -> Any:
+        named["inputs_embeds"] = self.model.embed_tokens(input_ids)
+        named["inputs_embeds"] = named["inputs_embeds"] + named["inputs_embeds"][:1].mean(1, keepdim=True)
+        return super().forward(labels=labels, **named)
+
+
+Mixes.__module__ = transformers.LlamaForCausalLM.__module__  # as if it were a model of transformers
+
+
+def trained_by(kind: type, model: type | None = None) -> Callable[[Use], None]:
+    """A Llama in a user's trainer."""
+
+    def build(use: Use) -> None:
+        def own(trainer: Any) -> None:
+            torch.manual_seed(1)
+            made = (model or transformers.LlamaForCausalLM)(trainer.model.config)
+            use(kind(made, trainer.args, train_dataset=trainer.train_dataset, data_collator=trainer.data_collator))
+
+        runs.build("transformers/llama", own)
+
+    return build
+
+
 CASES: dict[str, Callable[[Use], None]] = {
     "clipped": before(lambda _: None, most=0.1),
     "clipped by hand": before(clip),
     "cleared": before(lambda model: model.zero_grad(), most=0.1),
     "head cleared": before(without_head),
+    "first row": trained_by(FirstRow),
+    "own first row": trained_by(OwnFirstRow),
+    "own rows": trained_by(OwnRows),
+    "mixes": trained_by(transformers.Trainer, Mixes),
+    **{name: lambda use, name=name: runs.build(name, use, dropout=0.1) for name in RIGHT},  # type: ignore[misc]
+    "gpt-oss": lambda use: runs.build("trl/sft-gpt_oss", use, padding_free=True),
     "on one rank": before(on_one_rank, ranks=2),
     "scaled": with_scaler(256.0),
     "scaled, not fused": with_scaler(256.0, fused=False),

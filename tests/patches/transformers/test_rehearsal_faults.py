@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 
-from rlhf_patches.rehearsal import applied
+from rlhf_patches.rehearsal import applied, neighbors, swap
 from rlhf_patches.rehearsal.ranks import Mine
 from tests.harness.forkserver import TRL
 from tests.patches.transformers import rehearsal_faults_ranks as runs
@@ -45,6 +46,101 @@ def test_a_rank_that_clips_alone(run_ranks):
         assert row["verdict"] == "deviates"
         assert row["text"].startswith("rank 1 steps with another gradient than rank 0, and both had the same")
         assert found["on one rank"]["gradient across ranks"]["verdict"] == "holds"
+
+
+PLACES = {
+    "transformers/llama": ("holds", ""),
+    "transformers/t5": ("holds", ""),
+    "transformers/bert-classes": ("holds", ""),
+    "trl/dpo": ("not checked", "DPOTrainer's loss is not known to be a mean over rows"),
+    "trl/grpo": ("not checked", "GRPOTrainer's loss is not known to be a mean over rows"),
+    "first row": ("deviates", "the gradient depends on the rows' places"),
+    "own first row": ("note", "the loss leaves out rows, or it compares rows"),
+    "own rows": ("holds", ""),
+}
+
+
+def test_rows_in_other_places_and_beside_others(run_ranks):
+    (found,) = rows_of(run_ranks, *PLACES, "mixes", "gpt-oss")
+    for case, (verdict, text) in PLACES.items():
+        row = found[case][swap.NAME]
+        assert row["verdict"] == verdict, case
+        assert text in row["text"], case
+        if case != "first row":
+            row = found[case][neighbors.ROWS]
+            assert (row["verdict"], row["measured"]) == ("holds", "0e+00"), case
+    row = found["first row"][neighbors.ROWS]
+    assert (row["verdict"], row["text"]) == ("not checked", "the micro-batch has one row")
+    row = found["mixes"][neighbors.ROWS]
+    assert (row["verdict"], row["text"]) == (
+        "deviates",
+        "relative error of the log-probabilities: another row's tokens change a row",
+    )
+    row = found["gpt-oss"][neighbors.DOCUMENTS]
+    assert (row["verdict"], row["text"]) == (
+        "deviates",
+        "relative error of the log-probabilities: another document's tokens change a document",
+    )
+
+
+# -- the inputs
+
+
+def test_every_second_row_or_document_has_other_tokens():
+    ids = torch.tensor([[1, 2, 3, 0], [4, 5, 6, 7], [8, 9, 0, 0]])
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0]])
+    made = neighbors.changed({"input_ids": ids, "attention_mask": mask, "labels": ids}, MODEL)
+    assert made.name == neighbors.ROWS
+    assert made.other["input_ids"].tolist() == [[4, 3, 2, 0], [4, 5, 6, 7], [1, 9, 0, 0]]
+    assert made.mine.tolist() == [[False] * 4, [True] * 4, [False] * 4]
+    assert "labels" not in made.inputs
+    one = {"input_ids": torch.tensor([[1, 2, 3, 4, 5]]), "position_ids": torch.tensor([[0, 1, 0, 1, 2]])}
+    made = neighbors.changed(one, MODEL)
+    assert made.name == neighbors.DOCUMENTS
+    assert made.other["input_ids"].tolist() == [[3, 2, 3, 4, 5]]
+    assert made.mine.tolist() == [[False, False, True, True, True]]
+    rollouts = {f"{part}_{kind}": torch.ones(2, 2, dtype=int) for part in ("prompt", "completion") for kind in KINDS}
+    rollouts["prompt_ids"][0, 0] = 7
+    made = neighbors.changed(rollouts, MODEL)
+    assert made.other["input_ids"].tolist() == [[7, 7, 7, 1], [1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "why"),
+    [
+        ([1], "a list, not a mapping"),
+        ({"labels": torch.zeros(2)}, "no input_ids"),
+        ({"input_ids": torch.tensor([[1, 2]])}, "one row"),
+        ({"input_ids": torch.tensor([[1, 1], [1, 1]])}, "all tokens are equal"),
+        ({"input_ids": torch.tensor([[1, 2], [2, 3]]), "inputs_embeds": 1}, "inputs_embeds is not known"),
+        ({"input_ids": torch.tensor([[1, 2], [2, 3]]), "position_ids": torch.zeros(1, 2)}, "number of rows"),
+    ],
+)
+def test_what_cannot_be_changed_says_why(inputs, why):
+    assert why in neighbors.changed(inputs, MODEL).why
+
+
+def test_rows_change_places():
+    inputs = {"input_ids": torch.tensor([[1, 2], [3, 4], [5, 6]]), "labels": torch.tensor([7, 8, 9])}
+    (first, second), (one, other) = swap.windows(inputs, within=False)
+    assert first["input_ids"].tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert second["input_ids"].tolist() == [[2, 1], [4, 3], [6, 5]]
+    assert second["labels"].tolist() == [7, 8, 9]
+    assert one["input_ids"].tolist() == [[5, 6], [3, 4], [2, 1]]
+    assert other["input_ids"].tolist() == [[6, 5], [4, 3], [1, 2]]
+    assert one["labels"].tolist() == [9, 8, 7]
+    _, (one, other) = swap.windows(inputs, within=True)
+    assert one["input_ids"].tolist() == [[5, 6], [3, 4], [1, 2]]
+    assert swap.cannot({**inputs, "pixel_values": torch.zeros(3)}).startswith("pixel_values is not known")
+    assert swap.cannot(inputs) == ""
+
+
+KINDS = ("ids", "mask")
+MODEL = transformers.LlamaForCausalLM(
+    transformers.LlamaConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+    )
+)
 
 
 # -- the numbers
