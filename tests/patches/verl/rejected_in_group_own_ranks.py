@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -44,4 +45,5 @@ def observe(estimators: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
+    os.environ["VERL_FORCE_DEVICE"] = "cpu"  # 0.7.0's vectorized GRPO takes a module for a device otherwise
     worker.main(observe)
