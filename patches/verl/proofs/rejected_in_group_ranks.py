@@ -41,7 +41,7 @@ def batch(rejected: tuple[int, ...] = REJECTED, thresholds: str = "seq_sum_k1") 
     names = helper.SUPPORTED_ROLLOUT_RS_OPTIONS if hasattr(helper, "SUPPORTED_ROLLOUT_RS_OPTIONS") else ()
     of_release: dict[str, Any] = {"rollout_rs": thresholds, "rollout_rs_threshold": "0.5_2.0"}
     if thresholds not in names:  # 0.6.1 and 0.7.0 call it otherwise
-        of_release: dict[str, Any] = {
+        of_release = {
             "rollout_rs": "sequence",
             "rollout_rs_threshold": 2.0,
             "rollout_rs_threshold_lower": 0.5,
