@@ -68,7 +68,8 @@ def _findings(command: list[str], mode: str) -> Any:
     output.complain(
         "no rehearsal: the command ended"
         + (f" with status {status}" if status else "")
-        + " before a transformers.Trainer or an engine of verl had taken its first window of micro-batches"
+        + " before a transformers.Trainer or an engine of verl had taken its first window of micro-batches,"
+        + " and before a training loop had taken a step"
     )
     return status
 

@@ -1,7 +1,8 @@
-"""Starts a rehearsal: of a given ``transformers.Trainer``, of the first one that trains, or of verl's engines."""
+"""Starts a rehearsal: of a given ``transformers.Trainer``, of what trains first, or of verl's engines."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
@@ -19,10 +20,13 @@ from .relation import Relation, Verdict
 
 if TYPE_CHECKING:
     from .labels import Trained
+    from .loop import LoopRehearsal
 
 _MODULE = "transformers.trainer"
 _ENGINES = "verl.workers.engine.base"
+_LOOPS = "torch"
 _began = False
+_loop: LoopRehearsal | None = None
 _rehearsed: set[str] = set()
 """verl's engine classes whose first mini-batch was checked."""
 
@@ -66,8 +70,8 @@ def rehearse(trainer: Any) -> list[Relation]:
 
 
 def arm() -> None:
-    """Rehearse the first ``Trainer.train`` of this process, or verl's engines (RLHF_PATCHES_REHEARSE)."""
-    for name, wrap in ((_MODULE, _wrap), (_ENGINES, _wrap_engines)):
+    """Rehearse what trains first in this process (RLHF_PATCHES_REHEARSE): a Trainer, verl's engines, or a loop."""
+    for name, wrap in ((_MODULE, _wrap), (_ENGINES, _wrap_engines), (_LOOPS, _wrap_loops)):
         module = sys.modules.get(name)
         if module is not None and import_hooks.is_ready(module):
             wrap(name, module)
@@ -86,6 +90,7 @@ def _wrap(name: str, module: ModuleType) -> None:
         if _began:
             return original(self, *arguments, **named)
         _began = True
+        _leave_loops()
         from .trainer import Ended, Rehearsal
 
         asked = settings.rehearse()
@@ -117,6 +122,7 @@ def _wrap_engines(name: str, module: ModuleType) -> None:
         if type(self).__name__ in _rehearsed:
             return original(self, data, loss_function)
         _rehearsed.add(type(self).__name__)
+        _leave_loops()
         from .trainer import Ended
         from .verl_engine import EngineRehearsal
 
@@ -130,6 +136,40 @@ def _wrap_engines(name: str, module: ModuleType) -> None:
 
     train_batch._rehearses = True  # type: ignore[attr-defined]
     module.BaseEngine.train_batch = train_batch
+
+
+def _wrap_loops(name: str, module: ModuleType) -> None:
+    """Follow the first training loop of the process, unless a trainer or an engine begins before it."""
+    global _loop
+    if _loop is not None or _began:
+        return
+    from .loop import LoopRehearsal
+    from .trainer import Ended
+
+    goes_on = "go-on" in settings.rehearse()
+    at_exit = False
+
+    def end(of: str, size: str, relations: list[Relation]) -> None:
+        global _began
+        _began = True
+        status = _publish(of, size, relations, None, ranks.place().rank in (None, "0"))
+        if not goes_on and not at_exit:
+            raise Ended(status)
+
+    def ends() -> None:
+        nonlocal at_exit
+        at_exit = True
+        if loop.took_a_step:
+            loop.finish()
+
+    loop = _loop = LoopRehearsal(module, end, goes_on=goes_on)
+    loop.begin()
+    atexit.register(ends)
+
+
+def _leave_loops() -> None:
+    if _loop is not None:
+        _loop.leave()
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ import pytest
 
 from tests.harness import ranks
 
-SCRIPT = str(Path(__file__).resolve().parents[2] / "examples" / "tiny_trainer.py")
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SCRIPT, LOOP = (str(EXAMPLES / f"tiny_{name}.py") for name in ("trainer", "loop"))
 QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 exhaustive = pytest.mark.exhaustive
 
@@ -66,6 +67,36 @@ def test_a_run_that_goes_on(installed, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "arguments", [("--never-cleared",), pytest.param((), marks=exhaustive), pytest.param(None, marks=exhaustive)]
+)
+def test_a_loop(installed, tmp_path, arguments):
+    """None is one that goes on."""
+    options = ("--go-on",) if arguments is None else ()
+    done = rehearse(installed, tmp_path, *options, "--json", "found.json", "--", "python", LOOP, *(arguments or ()))
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert done.returncode == found["status"] == (1 if arguments else 0), done.stdout + done.stderr
+    (first, *_) = found["relations"]
+    assert first["relation"] == "gradient used"
+    assert first["verdict"] == ("deviates" if arguments else "holds")
+    assert ("weights 0x" in done.stdout) == (arguments is None)
+    if arguments is None:
+        alone = installed.run(installed.python, LOOP, cwd=tmp_path, RLHF_PATCHES_AUTOLOAD="1", **QUIET)
+        assert alone.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
+
+
+@exhaustive
+def test_a_loop_on_ranks(installed, tmp_path):
+    port = str(ranks.free_port())
+    launcher = ("python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1")
+    command = (*launcher, "--master-port", port, LOOP)
+    done = rehearse(installed, tmp_path, "--json", "found.json", "--", *command)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert done.returncode == found["status"] == 0, done.stdout + done.stderr
+    assert done.stdout.count("rlhf-patches rehearse:") == 1
+    assert "parameters across ranks" in [each["relation"] for each in found["relations"]]
+
+
+@pytest.mark.parametrize(
     ("command", "says"),
     [
         ((), "rehearse needs a command"),
@@ -73,7 +104,7 @@ def test_a_run_that_goes_on(installed, tmp_path):
         (("--json", "no/such/file", "--", "python", "-c", ""), "there is no folder"),
         (
             ("--", "python", "-c", "pass"),
-            "before a transformers.Trainer or an engine of verl had taken its first window",
+            "before a training loop had taken a step",
         ),
         (("--", "python", "-c", "raise SystemExit(3)"), "ended with status 3 before"),
     ],
