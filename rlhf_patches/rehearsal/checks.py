@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import evaluation, formula, fused, neighbors, pieces, ranks, sharding, states, swap, weights
+from . import evaluation, formula, fused, neighbors, pieces, ranks, sharding, states, swap, time_limit, weights
 from .relation import Relation, Verdict, not_checked
 from .replay import Call, Replay, Step
 
@@ -40,6 +40,7 @@ class Checks:
         """A window of two copies of the first micro-batch must have the micro-batch's own gradient."""
         if why := self._no_second_window():
             return not_checked(COPIES, why)
+        time_limit.at(COPIES)
         made = attempted(lambda: self._replay.made([first, first]))
         of_all = ranks.gathered(made if isinstance(made, ranks.Mine) else ranks.Mine(used=made))
         if why := ranks.problem(of_all):
@@ -69,6 +70,7 @@ class Checks:
         most = max(int(each.used) for each in asked)
         if why := ranks.problem(asked):
             return not_checked(cut.name, why)
+        time_limit.at(cut.name)
         of_ranks = ranks.gathered(attempted(lambda: self._replay.of_pieces(call, cut, most)))
         if why := ranks.problem(of_ranks):
             return not_checked(cut.name, why)
@@ -143,6 +145,7 @@ class Checks:
 
     def _on_ranks(self, name: str, both: Callable[[], ranks.Mine], judge: Callable[[ranks.Mine], Relation]) -> Relation:
         """Judge what each rank measures; the first rank that deviates decides."""
+        time_limit.at(name)
         of_ranks = ranks.gathered(attempted(both))
         if why := ranks.problem(of_ranks):
             return not_checked(name, why)

@@ -126,9 +126,10 @@ def scores(logits: torch.Tensor, ids: torch.Tensor, mine: torch.Tensor) -> torch
         if not bool(mine[row].any()):
             continue
         if logits.dim() == 3 and logits.shape[1] >= ids.shape[1]:
-            each = each[-ids.shape[1] :]  # virtual tokens come first
+            ours = each[-ids.shape[1] :][mine[row]].float().log_softmax(-1)  # virtual tokens come first
             wanted = ids[row].roll(-1)[mine[row]]
-            found.append(each[mine[row]].float().log_softmax(-1).gather(-1, wanted[:, None])[:, 0])
+            of_tokens = ours.shape[1] > int(ids.max())
+            found.append(ours.gather(-1, wanted[:, None])[:, 0] if of_tokens else ours.reshape(-1))
         else:
             found.append(each.float().reshape(-1))
     return torch.cat(found).double().cpu()

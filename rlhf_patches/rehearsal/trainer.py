@@ -18,6 +18,7 @@ import torch
 from . import (
     adapters,
     applied,
+    checkpoint,
     evaluation,
     frequencies,
     fused,
@@ -28,6 +29,7 @@ from . import (
     sharding,
     slope,
     states,
+    time_limit,
     weights,
     window,
 )
@@ -51,10 +53,13 @@ class Rehearsal:
         trainer: a ``transformers.Trainer``; two of its attributes are replaced until its first window is over.
         end: called on each rank with the relations; an exception of it ends the training.
         goes_on: whether the run trains afterwards, so that its state must not change.
+        saves: whether the run makes its first step, and a checkpoint is written to a temporary folder.
     """
 
-    def __init__(self, trainer: Any, end: Callable[[list[Relation]], None], *, goes_on: bool = False) -> None:
-        self._trainer, self._end, self._goes_on = trainer, end, goes_on
+    def __init__(
+        self, trainer: Any, end: Callable[[list[Relation]], None], *, goes_on: bool = False, saves: bool = False
+    ) -> None:
+        self._trainer, self._end, self._goes_on, self._saves = trainer, end, goes_on, saves
         self._steps: list[Step] = []
         self._model: Any = None
         self._records = False
@@ -62,6 +67,8 @@ class Rehearsal:
         self._made: applied.Made | None = None
         self._found: list[Relation] | None = None
         self._held: applied.Held | None = None
+        self._stepped: Relation | None = None
+        self._after: checkpoint.AfterStep | None = None
 
     @contextlib.contextmanager
     def begun(self) -> Iterator[None]:
@@ -97,11 +104,12 @@ class Rehearsal:
             yield
         finally:
             self._take_off()
-            if self._held is not None:
-                self._held.off()
+            for each in (self._held, self._after):
+                if each is not None:
+                    each.off()
             if self._found is not None:  # an exception, or a loop that makes no step
                 with contextlib.suppress(Ended):
-                    self._ended(not_checked(applied.NAME, "the optimizer's step was not reached"))
+                    self._ended(self._stepped or not_checked(applied.NAME, "the optimizer's step was not reached"))
 
     def _take_off(self) -> None:
         if self._engine is not None:
@@ -176,6 +184,7 @@ class Rehearsal:
     def _at_step(self, scale: float) -> None:
         made, most = self._made, getattr(self._trainer.args, "max_grad_norm", None)
         assert made is not None
+        time_limit.at(applied.NAME)
 
         def now() -> ranks.Mine:
             used = self._replay.sketch(self._where.window()) / scale
@@ -183,17 +192,36 @@ class Rehearsal:
 
         of_ranks = ranks.gathered(attempted(now))
         if why := ranks.problem(of_ranks):
-            self._ended(not_checked(applied.NAME, why))
+            self._stepped = not_checked(applied.NAME, why)
         else:
             by = next((each.by for each in of_ranks if each.by), "")
-            self._ended(applied.judge(made, of_ranks, most, self._unit(), by))
+            self._stepped = applied.judge(made, of_ranks, most, self._unit(), by)
+        if self._saves:
+            self._after = checkpoint.AfterStep(self._trainer, self._saved)
+        else:
+            self._ended(self._stepped)
 
-    def _ended(self, at_step: Relation) -> None:
+    def _saved(self) -> None:
+        assert self._stepped is not None
+        time_limit.at(checkpoint.NAME)
+        calls = [call for step in self._steps for call in step.calls]
+
+        def loss() -> float:
+            found = float(self._replay.alone(calls[0]).detach()) if calls else 0.0
+            self._where.after_forward()
+            return found
+
+        made = attempted(lambda: checkpoint.relation(self._trainer, self._where, loss))
+        self._ended(self._stepped, made if isinstance(made, Relation) else not_checked(checkpoint.NAME, made.problem))
+
+    def _ended(self, at_step: Relation, saved: Relation | None = None) -> None:
         relations, self._found = self._found or [], None
-        if self._held is not None and not self._goes_on:
+        if self._held is not None and not self._goes_on and not self._saves:
             self._held.ended()
+        if self._saves:
+            saved = saved or not_checked(checkpoint.NAME, "the optimizer's step was not reached by itself")
         last = [self.trained_on.relation()] if self.trained_on is not None else []
-        self._end([*relations, at_step, *last])
+        self._end([*relations, at_step, *([saved] if saved else []), *last])
 
     @property
     def size(self) -> str:
@@ -240,6 +268,7 @@ class Rehearsal:
         return self._perhaps(rates.NAME, lambda: rates.relation(trainer.optimizer, schedule, known, most)) + found
 
     def _perhaps(self, name: str, what: Callable[[], Relation | None]) -> list[Relation]:
+        time_limit.at(name)
         made = attempted(what)
         found = not_checked(name, made.problem) if isinstance(made, ranks.Mine) else made
         return [found] if found is not None else []
@@ -259,6 +288,7 @@ class Rehearsal:
         calls = [call for step in self._steps for call in step.calls]
         try:
             seen = parameters.SeenGradients(self._where.named, self._where.parameters)
+            time_limit.at(WINDOW)
             norm, scale = applied.Norm(), self._replay.grad_scale()
             self._used = self._replay.sketch(norm.noted(seen.noted(self._where.window()))) / scale
             self._made = applied.Made(self._used, norm.value() / scale, *self._replay.entries())
@@ -285,6 +315,7 @@ class Rehearsal:
         trainer, first = self._trainer, calls[0]
         checks = Checks(trainer, self._model, self._where, self._replay, self._noise, goes_on=self._goes_on)
         found = [checks.copies(self._steps[0], of_ranks)]
+        time_limit.at(slope.NAME)
         made = attempted(lambda: slope.relation(first, self._where, self._replay, self._noise))
         found.append(made if isinstance(made, Relation) else not_checked(slope.NAME, made.problem))
         found += [checks.one_by_one(first), checks.swapped(self._steps[0], first), checks.neighbors(first)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import transformers
 
 from rlhf_patches.proving import states
 from rlhf_patches.rehearsal.relation import Relation
+from rlhf_patches.rehearsal.trainer import Ended, Rehearsal
 from tests.patches.transformers import rehearsal_ranks as runs
 
 Use = Callable[[Any], None]
@@ -126,6 +128,71 @@ def trained_by(kind: type, model: type | None = None) -> Callable[[Use], None]:
     return build
 
 
+class SavesHalf(transformers.Trainer):
+    """Saves in bfloat16."""
+
+    def _save(self, output_dir: Any = None, state_dict: Any = None) -> None:
+        super()._save(output_dir, {name: each.bfloat16() for name, each in self.model.state_dict().items()})
+
+
+class SavesZeros(transformers.Trainer):
+    """Saves a head of zeros."""
+
+    def _save(self, output_dir: Any = None, state_dict: Any = None) -> None:
+        state_dict = self.model.state_dict()
+        super()._save(output_dir, {**state_dict, "lm_head.weight": state_dict["lm_head.weight"] * 0})
+
+
+def saving(does: Callable[[Any], Any], **settings: Any) -> Callable[[Use], None]:
+    """A Llama of which something is not saved."""
+
+    def build(use: Use) -> None:
+        def changed(trainer: Any) -> None:
+            does(trainer.model)
+            use(trainer)
+
+        runs.build("transformers/llama", changed, **settings)
+
+    return build
+
+
+def without_key(model: Any) -> None:
+    model._keys_to_ignore_on_save = {"lm_head.weight"}
+
+
+def with_head(model: Any) -> None:
+    model.get_base_model().lm_head.weight.requires_grad_(True)
+
+
+def of_the_hunt(name: str, **settings: Any) -> Callable[[Use], None]:
+    return lambda use: runs.build(name, use, **settings)
+
+
+def rehearsed(trainer: Any) -> list[Relation]:
+    """With a checkpoint."""
+    found: list[Relation] = []
+
+    def end(relations: list[Relation]) -> None:
+        found.extend(relations)
+        raise Ended(0)
+
+    with Rehearsal(trainer, end, saves=True).begun(), contextlib.suppress(Ended):
+        trainer.train()
+    assert not os.path.exists(os.path.join(trainer.args.output_dir, "checkpoint-1"))
+    return found
+
+
+SAVED: dict[str, Callable[[Use], None]] = {
+    **{f"saves {name}": of_the_hunt(name) for name in (*RIGHT, "transformers/mixtral")},
+    "saves LoRA": of_the_hunt("trl/sft", lora=True),
+    "saves on ranks": of_the_hunt("trl/sft", ranks=2),
+    "saves half": trained_by(SavesHalf),
+    "saves zeros": trained_by(SavesZeros),
+    "saves no key": saving(without_key),
+    "saves no head": saving(with_head, lora=True),
+    "saves nothing, skipped": with_scaler(3e38),
+    "saves shards": of_the_hunt("transformers/llama", sharding="fsdp2", ranks=2),
+}
 CASES: dict[str, Callable[[Use], None]] = {
     "clipped": before(lambda _: None, most=0.1),
     "clipped by hand": before(clip),
@@ -138,6 +205,7 @@ CASES: dict[str, Callable[[Use], None]] = {
     **{name: lambda use, name=name: runs.build(name, use, dropout=0.1) for name in RIGHT},  # type: ignore[misc]
     "gpt-oss": lambda use: runs.build("trl/sft-gpt_oss", use, padding_free=True),
     "on one rank": before(on_one_rank, ranks=2),
+    **SAVED,
     "scaled": with_scaler(256.0),
     "scaled, not fused": with_scaler(256.0, fused=False),
     "skipped": with_scaler(3e38),
@@ -149,6 +217,7 @@ CASES: dict[str, Callable[[Use], None]] = {
 def main() -> None:
     parser = states.parser()
     parser.add_argument("cases", nargs="+", choices=[*CASES])
+    parser.add_argument("--patches", choices=runs.PATCHES, default="off")
     options = parser.parse_args()
     os.chdir(options.out)
     rank = os.environ.get("RANK", "0")
@@ -156,6 +225,8 @@ def main() -> None:
     found: dict[str, Any] = {}
     for case in options.cases:
         relations: list[Relation] = []
-        CASES[case](lambda trainer, into=relations: into.extend(runs.rehearsed(trainer)))  # type: ignore[misc]
-        found[case] = {each.name: each.as_json() for each in relations}
+        use = rehearsed if case in SAVED else runs.rehearsed
+        with runs.noted(options.patches) as acted:
+            CASES[case](lambda trainer, into=relations, use=use: into.extend(use(trainer)))  # type: ignore[misc]
+        found[case] = {"acted": acted, **{each.name: each.as_json() for each in relations}}
     (options.out / f"rank{rank}.json").write_text(json.dumps(found))

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from rlhf_patches.rehearsal import applied, neighbors, swap
+from rlhf_patches.rehearsal import applied, checkpoint, neighbors, swap
 from rlhf_patches.rehearsal.ranks import Mine
 from tests.harness.forkserver import TRL
 from tests.patches.transformers import rehearsal_faults_ranks as runs
@@ -81,6 +81,54 @@ def test_rows_in_other_places_and_beside_others(run_ranks):
         "deviates",
         "relative error of the log-probabilities: another document's tokens change a document",
     )
+
+
+SAVES = {
+    **{f"saves {name}": ("holds", "") for name in runs.RIGHT},
+    "saves LoRA": ("holds", ""),
+    "saves half": ("note", "the saved weights are coarser than the trained ones: model.embed_tokens.weight"),
+    "saves zeros": ("note", "1 of the trained parameters are not as trained when it is loaded: lm_head.weight"),
+    "saves no key": ("deviates", "1 of the trained parameters are not as trained when it is loaded: lm_head.weight"),
+    "saves no head": ("deviates", "when it is loaded: base_model.model.lm_head.weight"),
+    "saves nothing, skipped": ("not checked", "the optimizer's step was not reached"),
+}
+
+
+def test_what_was_trained_is_saved(run_ranks):
+    (found,) = rows_of(run_ranks, *SAVES)
+    for case, (verdict, text) in SAVES.items():
+        row = found[case][checkpoint.NAME]
+        assert row["verdict"] == verdict, case
+        assert text in row["text"], case
+        if verdict != "not checked":
+            assert found[case][applied.NAME]["verdict"] == "holds", case
+    assert found["saves zeros"][checkpoint.NAME]["text"].endswith("SavesZeros._save may do that on purpose")
+
+
+def test_experts_that_a_resumed_run_does_not_load(run_ranks):
+    case = "saves transformers/mixtral"
+    (released,), (repaired,) = (rows_of(run_ranks, case, "--patches", patches) for patches in ("off", "on"))
+    row = released[case][checkpoint.NAME]
+    assert row["verdict"] == "deviates"
+    assert "3 of the trained parameters are not as trained when it is loaded" in row["text"]
+    assert "model.layers.0.mlp.experts.gate_up_proj" in row["text"]
+    assert repaired[case][checkpoint.NAME]["verdict"] == "holds"
+    acted = repaired[case]["acted"]
+    assert "transformers-resume-weights" in acted["repaired"] + acted["ran"]
+
+
+@pytest.mark.parametrize(
+    ("case", "verdict", "text"),
+    [
+        ("saves on ranks", "holds", ""),
+        pytest.param("saves shards", "not checked", "are sharded (FullyShard)", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_checkpoints_of_ranks(run_ranks, case, verdict, text):
+    for found in rows_of(run_ranks, case, ranks=2):
+        row = found[case][checkpoint.NAME]
+        assert row["verdict"] == verdict
+        assert text in row["text"]
 
 
 # -- the inputs
