@@ -41,6 +41,12 @@ LISTED = (
     Listed('deepspeed-muon-lost-momentum', 'rlhf_patches.patches.deepspeed.muon_lost_momentum:PATCH', (
         ListedVariant(distribution='deepspeed', versions='>=0.19.7,<0.19.8', modules=('deepspeed.runtime.zero.stage_1_and_2',), rewrites=True),
     )),
+    Listed('deepspeed-muon-offload', 'rlhf_patches.patches.deepspeed.muon_offload:ADVICE', (
+        ListedVariant(distribution='deepspeed', versions='>=0.17.6,<0.19.8', modules=('deepspeed.runtime.zero.stage_1_and_2',), rewrites=True, is_advice=True),
+    )),
+    Listed('deepspeed-muon-split-matrices', 'rlhf_patches.patches.deepspeed.muon_split_matrices:PATCH', (
+        ListedVariant(distribution='deepspeed', versions='>=0.17.6,<0.19.3', modules=('deepspeed.runtime.zero.stage_1_and_2',), rewrites=True),
+    )),
     Listed('deepspeed-muon-without-zero', 'rlhf_patches.patches.deepspeed.muon_without_zero:PATCH', (
         ListedVariant(distribution='deepspeed', versions='>=0.17.6,<0.19.7', modules=('deepspeed.runtime.zero.muon.muon_optimizer',), rewrites=True),
     )),
@@ -239,6 +245,9 @@ LISTED = (
     )),
     Listed('skyrl-loss-outputs-packed', 'rlhf_patches.patches.skyrl.loss_outputs_packed:PATCH', (
         ListedVariant(distribution='skyrl', versions='==0.3.0', modules=('skyrl.backends.skyrl_train.workers.worker', 'skyrl.backends.skyrl_train.workers.megatron.megatron_worker'), independent=True, rewrites=True),
+    )),
+    Listed('skyrl-overlapped-reduction', 'rlhf_patches.patches.skyrl.overlapped_reduction:ADVICE', (
+        ListedVariant(distribution='skyrl', versions='>=0.1.0,<=0.4.0', modules=('skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper',), rewrites=True, is_advice=True),
     )),
     Listed('skyrl-resume-epoch', 'rlhf_patches.patches.skyrl.resume_epoch:PATCH', (
         ListedVariant(distribution='skyrl', versions='>=0.1.0,<=0.4.0', modules=('skyrl.train.trainer',), rewrites=True),

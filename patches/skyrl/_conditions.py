@@ -42,3 +42,20 @@ def has_a_kl_loss(self: Any, loss_fn: Any, loss_fn_config: Any) -> bool | None:
     if (algorithm.policy_loss_type if loss_fn is None else loss_fn) == "cross_entropy":
         return False
     return bool(algorithm.use_kl_loss and algorithm.kl_loss_coef)
+
+
+def reduces_too_early(self: Any, micro_batches: Any) -> bool | None:
+    """Whether Megatron's buckets wait for another number of gradients than this call brings.
+
+    None before the first step has ended, if a step takes several calls, and with a megatron-core that does not count.
+    """
+    groups = [group for chunk in self.actor_module for group in getattr(chunk, "bucket_groups", ())]
+    if not any(group.ddp_config.overlap_grad_reduce for group in groups):
+        return False
+    for group in groups:
+        waits_for = getattr(group, "golden_per_param_grad_ready_counts", None)
+        if not waits_for or group.per_param_grad_ready_counts:
+            return None
+        if min(waits_for.values()) != len(micro_batches):  # a shared parameter has several for each
+            return True
+    return False
