@@ -38,6 +38,8 @@ ROOT = Path(__file__).resolve().parents[2]
 STACKS = signal.SIGUSR2
 OWN = {"tests", "setuptools", "_distutils_hack"}
 """Loaded whatever a folder has of that name: see `bind`; a release wants of setuptools pkg_resources only."""
+PORT = 5
+"""Characters of a port's number, as the ranks of a run read it."""
 GRACE = 10.0
 """Seconds for the other ranks when one has failed: they report what they saw of it, then they are killed."""
 
@@ -196,7 +198,7 @@ def check_not_loaded(folder: str) -> None:
 
 
 class Run:
-    """Ranks of one scenario, forked from this process, which waits for them."""
+    """Ranks of one scenario, forked from this process, which hosts torch's store, as a launcher's agent, and waits."""
 
     def __init__(
         self,
@@ -221,18 +223,25 @@ class Run:
     def go(self) -> None:
         """Run the ranks, and answer."""
         die_with_parent()
-        store, port = start_store(self.ranks)
+        reading, writing = os.pipe()
         for rank in range(self.ranks):
             pid = os.fork()
             if pid == 0:
-                finish(lambda rank=rank: self.be_rank(rank, port))
+                os.close(writing)
+                finish(lambda rank=rank: self.be_rank(rank, reading))
             self.running[pid] = rank
+        os.close(reading)
+        # After the forks: it has threads.
+        from torch.distributed import TCPStore
+
+        store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        os.write(writing, f"{store.port:{PORT}}".encode() * self.ranks)
+        os.close(writing)
         timed_out = self.wait()
-        for group in (store, *self.running):
+        for group in self.running:
             kill(group)
         while self.running:
             self.reap(0)
-        os.waitpid(store, 0)
         from tests.harness import effort
 
         spent = effort.cpu_seconds()
@@ -240,18 +249,22 @@ class Run:
         ended = [self.ended[rank] for rank in range(self.ranks)]
         say(self.connection, {"ended": ended, "timed_out": timed_out, "cpu": spent})
 
-    def be_rank(self, rank: int, port: int) -> None:
+    def be_rank(self, rank: int, reading: int) -> None:
         """In the fork: what a fresh interpreter would have, then the worker's function."""
         os.setsid()
         die_with_parent()
         self.connection.close()
+        port = os.read(reading, PORT)
+        os.close(reading)
+        if not port:
+            raise RuntimeError("the process that hosts the store has ended")
         log = os.open(self.out / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for stream in (1, 2):
             os.dup2(log, stream)
         faulthandler.enable(file=2)
         faulthandler.register(STACKS, file=2, all_threads=True)
-        os.environ.update(launcher_variables(rank, self.ranks, port), **self.settings)
+        os.environ.update(launcher_variables(rank, self.ranks, int(port)), **self.settings)
         reseed()
         sys.argv = [self.worker, *self.argv]
         call(self.worker)
@@ -279,31 +292,6 @@ class Run:
                 self.ended[rank] = os.waitstatus_to_exitcode(status)
                 del self.running[pid]
                 kill(pid)  # children of its own
-
-
-def start_store(ranks: int) -> tuple[int, int]:
-    """Fork a process that hosts torch's store, as a launcher's agent does; returns its pid and the port."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-
-        def host() -> None:
-            os.setsid()
-            die_with_parent()
-            from torch.distributed import TCPStore
-
-            store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-            os.write(writing, str(store.port).encode())
-            os.close(writing)
-            signal.pause()
-
-        finish(host)
-    os.close(writing)
-    port = os.read(reading, 16)
-    os.close(reading)
-    if not port:
-        raise RuntimeError("the process that hosts the store has ended")
-    return pid, int(port)
 
 
 def reseed() -> None:
