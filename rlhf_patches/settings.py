@@ -11,7 +11,7 @@ RLHF_PATCHES_ACKNOWLEDGED  names or globs, comma-separated: do not log that the 
 RLHF_PATCHES_LIMITS        FIGURE=NUMBER, comma-separated: the limit above which a watch warns; inf: never
 RLHF_PATCHES_OBSERVE       1 changes nothing, and counts how often bugs occur
 RLHF_PATCHES_REHEARSE      1 checks the first window of a Trainer and ends the program; go-on continues the training;
-                           without keeps the patches off
+                           without keeps the patches off; save tries a checkpoint; time-limit=SECONDS
 RLHF_PATCHES_REHEARSED     set by `rlhf-patches rehearse`: the file for the results
 RLHF_PATCHES_STRICT        1 raises if a patch is refused or fails, instead of warning
 RLHF_PATCHES_LOG           debug, info, warning, error or off; with ":all", on every rank instead of rank 0;
@@ -65,7 +65,8 @@ FIGURES = (
     *("other-prompts", "unused-adapters"),
 )
 """The figures of rollouts that watches record and RLHF_PATCHES_LIMITS limits."""
-REHEARSALS = ("go-on", "without")
+REHEARSALS = ("go-on", "without", "save")
+_TIME_LIMIT = "time-limit="
 LEVELS = ("debug", "info", "warning", "error", "off")
 
 
@@ -238,9 +239,27 @@ def rehearse(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
     """
     words = [word.lower() for word in split(environment.get(PREFIX + "REHEARSE", "")) if word.lower() not in _FALSE]
     for word in words:
-        if word not in (*_TRUE, *REHEARSALS):
-            raise SettingsError(f"{PREFIX}REHEARSE has {word!r}: expected 1, or {' or '.join(REHEARSALS)}")
+        if word.startswith(_TIME_LIMIT):
+            _seconds(word)
+        elif word not in (*_TRUE, *REHEARSALS):
+            expected = f"1, {', '.join(REHEARSALS)} or {_TIME_LIMIT}SECONDS"
+            raise SettingsError(f"{PREFIX}REHEARSE has {word!r}: expected {expected}")
     return frozenset("1" if word in _TRUE else word for word in words)
+
+
+def time_limit(environment: Mapping[str, str] = os.environ) -> float | None:
+    """Return the seconds that a rehearsal may take; None without a limit."""
+    return next((_seconds(word) for word in rehearse(environment) if word.startswith(_TIME_LIMIT)), None)
+
+
+def _seconds(word: str) -> float:
+    try:
+        seconds = float(word.removeprefix(_TIME_LIMIT))
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise SettingsError(f"{PREFIX}REHEARSE has {word!r}: expected a number of seconds above 0")
+    return seconds
 
 
 def limit(figure: str) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import tempfile
 from typing import Any
@@ -29,6 +30,14 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--go-on", action="store_true", help="continue the training afterwards, with unchanged results"
     )
+    command.add_argument(
+        "--save",
+        action="store_true",
+        help="also make the first optimizer step, save a checkpoint in a temporary folder, and load it",
+    )
+    command.add_argument(
+        "--time-limit", metavar="SECONDS", type=float, help="end a rehearsal that takes longer, with status 2"
+    )
     command.add_argument("--json", metavar="FILE", help="also write the results to this file")
     add_command(command)
 
@@ -39,12 +48,21 @@ def _rehearse(options: argparse.Namespace) -> int:
         raise UsageError(f"--json {options.json}: there is no folder {os.path.dirname(os.path.abspath(options.json))}")
     if options.without and options.go_on:
         raise UsageError("--without may start the command twice, and --go-on continues the training: use one of them")
-    findings = _findings(command, "without" if options.without else "go-on" if options.go_on else "1")
+    if options.save and options.go_on:
+        raise UsageError(
+            "--save ends the run after its first step, and --go-on continues the training: use one of them"
+        )
+    if options.time_limit is not None and not 0 < options.time_limit < math.inf:
+        raise UsageError(f"--time-limit {options.time_limit:g}: expected a number of seconds above 0")
+    words = ["save"] * options.save
+    words += [f"time-limit={options.time_limit!r}"] if options.time_limit is not None else []
+    mode = "without" if options.without else "go-on" if options.go_on else "1"
+    findings = _findings(command, ",".join([mode, *words]))
     if isinstance(findings, int):
         return 2
     if options.without and findings["status"] == 1:
         print("\nrlhf-patches rehearse: now with the patches", flush=True)
-        repaired = _findings(command, "1")
+        repaired = _findings(command, ",".join(["1", *words]))
         if isinstance(repaired, int):
             return 2
         findings["with"] = repaired

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from .. import api, ranks, settings
 from ..definitions.status import Status
 from ..engine import import_hooks
-from . import table
-from .relation import Relation, Verdict
+from . import table, time_limit
+from .relation import Relation, Verdict, not_checked
 
 if TYPE_CHECKING:
     from .labels import Trained
@@ -94,17 +94,21 @@ def _wrap(name: str, module: ModuleType) -> None:
         from .trainer import Ended, Rehearsal
 
         asked = settings.rehearse()
-        goes_on = "go-on" in asked
+        goes_on, first = "go-on" in asked, self.args.process_index == 0
 
         def end(relations: list[Relation]) -> None:
+            limit.cancel()
             size = f"first window of {rehearsal.size}"
-            first = self.args.process_index == 0
             status = _publish(type(self).__name__, size, relations, rehearsal.trained_on, first)
             if not goes_on:
                 raise Ended(status)
 
-        rehearsal = Rehearsal(self, end, goes_on=goes_on)
-        with rehearsal.begun(), _nothing_reported(self, unless=goes_on):
+        rehearsal = Rehearsal(self, end, goes_on=goes_on, saves="save" in asked)
+        with (
+            _limited(type(self).__name__, first) as limit,
+            rehearsal.begun(),
+            _nothing_reported(self, unless=goes_on),
+        ):
             return original(self, *arguments, **named)
 
     train._rehearses = True  # type: ignore[attr-defined]
@@ -165,6 +169,23 @@ def _wrap_loops(name: str, module: ModuleType) -> None:
     loop = _loop = LoopRehearsal(module, end, goes_on=goes_on)
     loop.begin()
     atexit.register(ends)
+
+
+@contextlib.contextmanager
+def _limited(name: str, first: bool) -> Iterator[time_limit.Limit]:
+    """Limit the time of a rehearsal within the context, until its end."""
+    seconds = settings.time_limit()
+
+    def expired(relation: str) -> None:
+        if first:
+            why = f"the time limit of {seconds:g} s ended the rehearsal here"
+            _publish(name, "not complete", [not_checked(relation, why)], None, first)
+
+    limit = time_limit.Limit(seconds, expired, first=first)
+    try:
+        yield limit
+    finally:
+        limit.cancel()
 
 
 def _leave_loops() -> None:

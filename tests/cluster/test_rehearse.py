@@ -101,6 +101,8 @@ def test_a_loop_on_ranks(installed, tmp_path):
     [
         ((), "rehearse needs a command"),
         (("--without", "--go-on", "--", "python", "-c", ""), "use one of them"),
+        (("--save", "--go-on", "--", "python", "-c", ""), "use one of them"),
+        (("--time-limit", "0", "--", "python", "-c", ""), "expected a number of seconds above 0"),
         (("--json", "no/such/file", "--", "python", "-c", ""), "there is no folder"),
         (
             ("--", "python", "-c", "pass"),
@@ -120,4 +122,23 @@ def test_a_word_that_is_none(installed, tmp_path):
         installed.python, "-c", "import rlhf_patches; rlhf_patches.apply()", RLHF_PATCHES_REHEARSE="ja"
     )
     assert done.returncode != 0
-    assert "RLHF_PATCHES_REHEARSE has 'ja': expected 1, or go-on or without" in done.stderr
+    assert "RLHF_PATCHES_REHEARSE has 'ja': expected 1, go-on, without, save or time-limit=SECONDS" in done.stderr
+
+
+def test_a_limit_of_time(installed, tmp_path):
+    done = rehearse(installed, tmp_path, "--time-limit", "0.01", "--json", "found.json", "--", "python", SCRIPT, "bert")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert done.returncode == found["status"] == 2, done.stdout + done.stderr
+    (row,) = found["relations"]
+    assert (row["relation"], row["verdict"]) == ("first window", "not checked")
+    assert row["text"] == "the time limit of 0.01 s ended the rehearsal here"
+
+
+@exhaustive
+def test_a_checkpoint(installed, tmp_path):
+    done = rehearse(installed, tmp_path, "--save", "--json", "found.json", "--", "python", SCRIPT, "bert")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert done.returncode == found["status"] == 0, done.stdout + done.stderr
+    (row,) = [each for each in found["relations"] if each["relation"] == "checkpoint"]
+    assert row["verdict"] == "holds"
+    assert "weights 0x" not in done.stdout

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import transformers
 
+from rlhf_patches import settings
 from rlhf_patches.rehearsal import applied, checkpoint, neighbors, swap
 from rlhf_patches.rehearsal.ranks import Mine
 from tests.harness.forkserver import TRL
@@ -129,6 +133,37 @@ def test_checkpoints_of_ranks(run_ranks, case, verdict, text):
         row = found[case][checkpoint.NAME]
         assert row["verdict"] == verdict
         assert text in row["text"]
+
+
+# -- the limit of time
+
+HANGS = """
+import sys, threading
+from rlhf_patches.rehearsal import time_limit
+time_limit.Limit(0.2, lambda relation: print("in", relation), first=True)
+time_limit.at("swapped rows")
+threading.Event().wait({wait})
+print("went on")
+"""
+
+
+@pytest.mark.parametrize(("wait", "status", "says"), [(60, 2, "in swapped rows"), (0, 0, "went on")])
+def test_a_relation_that_takes_too_long(wait, status, says):
+    done = subprocess.run([sys.executable, "-c", HANGS.format(wait=wait)], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout.strip()) == (status, says)
+
+
+@pytest.mark.parametrize(
+    ("word", "seconds"), [("time-limit=90", 90.0), ("1,time-limit=0.5,save", 0.5), ("go-on", None), ("", None)]
+)
+def test_the_limit_s_word(word, seconds):
+    assert settings.time_limit({"RLHF_PATCHES_REHEARSE": word}) == seconds
+
+
+@pytest.mark.parametrize("word", ["time-limit=", "time-limit=0", "time-limit=inf", "time-limit=-1", "time-limit=x"])
+def test_a_limit_that_is_none(word):
+    with pytest.raises(settings.SettingsError, match="expected a number of seconds above 0"):
+        settings.rehearse({"RLHF_PATCHES_REHEARSE": word})
 
 
 # -- the inputs
