@@ -10,6 +10,7 @@ import tempfile
 from typing import Any
 
 from .. import settings
+from ..rehearsal import html
 from . import output, run
 from .command_line import Commands, UsageError, add_command, given_command
 
@@ -39,13 +40,18 @@ def add(commands: Commands) -> None:
         "--time-limit", metavar="SECONDS", type=float, help="end a rehearsal that takes longer, with status 2"
     )
     command.add_argument("--json", metavar="FILE", help="also write the results to this file")
+    command.add_argument(
+        "--html", metavar="FILE", help="also write a page of the first example's tokens: which are trained on"
+    )
     add_command(command)
 
 
 def _rehearse(options: argparse.Namespace) -> int:
     command = given_command(options, "rehearse")
-    if options.json and not os.path.isdir(os.path.dirname(os.path.abspath(options.json))):
-        raise UsageError(f"--json {options.json}: there is no folder {os.path.dirname(os.path.abspath(options.json))}")
+    for option in ("json", "html"):
+        file = getattr(options, option)
+        if file and not os.path.isdir(folder := os.path.dirname(os.path.abspath(file))):
+            raise UsageError(f"--{option} {file}: there is no folder {folder}")
     if options.without and options.go_on:
         raise UsageError("--without may start the command twice, and --go-on continues the training: use one of them")
     if options.save and options.go_on:
@@ -70,6 +76,9 @@ def _rehearse(options: argparse.Namespace) -> int:
     if options.json:
         with open(options.json, "w") as file:
             json.dump(findings, file, indent=2)
+    if options.html:
+        with open(options.html, "w", encoding="utf-8") as file:
+            file.write(html.page(findings))
     return int(findings["ended"] if options.go_on and findings["ended"] else findings["status"])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from .relation import Relation, Verdict
 NAME = "trained tokens"
 LABELS, PREDICTED = "labels", "target tokens"
 IGNORED = -100
+SHOWN = 4096
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Trained:
         end_once: rows whose last token with a label is the end token.
         end_twice: those of them in which another end token precedes it, with only white space in between.
         pieces: the texts of the first row, each with its use: "label", "read" or "padding".
+        row: the first row's tokens: id, text and use; at most `SHOWN`.
     """
 
     tokens: int
@@ -42,6 +44,13 @@ class Trained:
     end_once: int
     end_twice: int
     pieces: tuple[tuple[str, str], ...] = field(default=())
+    row: tuple[tuple[int, str, str], ...] = field(default=())
+    width: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the counts and the first row's tokens."""
+        counts = {name: value for name, value in vars(self).items() if isinstance(value, int) and name != "width"}
+        return {"counts": counts, "row": self.row, "left_out": max(0, self.width - len(self.row))}
 
     def relation(self) -> Relation:
         real = self.tokens - self.padding
@@ -106,6 +115,8 @@ def read(inputs: Any, tokenizer: Any) -> Trained | None:
         end_once=once,
         end_twice=twice,
         pieces=tuple(_pieces(ids[0], trained[0], padded[0], tokenizer)),
+        row=tuple(_one_by_one(ids[0][:SHOWN], trained[0], padded[0], tokenizer)),
+        width=ids.shape[1],
     )
 
 
@@ -223,13 +234,24 @@ def counts_of(inputs: Sequence[Any]) -> dict[str, list[float]]:
 
 
 def _pieces(ids: torch.Tensor, trained: torch.Tensor, padded: torch.Tensor, tokenizer: Any) -> list[tuple[str, str]]:
-    kinds = ["padding" if pad else "label" if label else "read" for pad, label in zip(padded, trained, strict=True)]
+    kinds = _kinds(trained, padded)
     spans: list[tuple[list[int], str]] = []
     for number, kind in zip(ids.tolist(), kinds, strict=True):
         if not spans or spans[-1][1] != kind:
             spans.append(([], kind))
         spans[-1][0].append(number)
     return [(_text(numbers, tokenizer), kind) for numbers, kind in spans]
+
+
+def _kinds(trained: torch.Tensor, padded: torch.Tensor) -> list[str]:
+    return ["padding" if pad else "label" if label else "read" for pad, label in zip(padded, trained, strict=True)]
+
+
+def _one_by_one(
+    ids: torch.Tensor, trained: torch.Tensor, padded: torch.Tensor, tokenizer: Any
+) -> Iterator[tuple[int, str, str]]:
+    for number, kind in zip(ids.tolist(), _kinds(trained, padded), strict=False):
+        yield number, _text([number], tokenizer), kind
 
 
 def _text(numbers: list[int], tokenizer: Any) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from . import loop_accelerate, loop_checks, loop_models, loop_ranks, loop_windows, rates
+from . import labels, loop_accelerate, loop_checks, loop_models, loop_ranks, loop_windows, rates
 from .loop_gradients import Follower
 from .loop_models import Models, Step
 from .loop_ranks import Seen
@@ -59,6 +59,7 @@ class LoopRehearsal:
         self._accelerate = loop_accelerate.Accelerate()
         self._undo: list[Callable[[], None]] = []
         self._active = False
+        self.trained_on: labels.Trained | None = None
 
     # -- hooks
 
@@ -269,6 +270,9 @@ class LoopRehearsal:
         if not self._goes_on and self._inputs is not None:
             more.append(loop_checks.evaluation_relation(self._inputs))
             more += loop_checks.data_relations(alive.loaders)
+        if self._inputs is not None:
+            self.trained_on = self._inputs.trained_on()
+        more += [self.trained_on.relation()] if self.trained_on is not None else []
         return [*relations, *(each for each in more if each is not None)]
 
     def _unknown(self, models: Models) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..definitions.words import plural
-from . import pieces, states
+from . import labels, pieces, states
 from .loop_models import Models
 from .relation import Relation, Verdict
 
@@ -39,6 +41,16 @@ class Inputs:
     def _keep(self, module: torch.nn.Module, given: Any, named: Any) -> None:
         if module.training and module not in self.kept:
             self.kept[module] = states.copy_of(given), states.copy_of(named)
+
+    def trained_on(self) -> labels.Trained | None:
+        """Return what a language model was trained on; texts, if there is one tokenizer."""
+        tokenizers = sys.modules.get("transformers.tokenization_utils_base")
+        kind = getattr(tokenizers, "PreTrainedTokenizerBase", None)
+        for _, named in self.kept.values():
+            if "labels" in named:
+                found = [each for each in gc.get_objects() if issubclass(type(each), kind)] if kind is not None else []
+                return labels.read(named, found[0] if len(found) == 1 else None)
+        return None
 
     def close(self) -> None:
         for each in self._hooks:

@@ -156,7 +156,7 @@ def _wrap_loops(name: str, module: ModuleType) -> None:
     def end(of: str, size: str, relations: list[Relation]) -> None:
         global _began
         _began = True
-        status = _publish(of, size, relations, None, ranks.place().rank in (None, "0"))
+        status = _publish(of, size, relations, loop.trained_on, ranks.place().rank in (None, "0"))
         if not goes_on and not at_exit:
             raise Ended(status)
 
@@ -223,9 +223,9 @@ def _publish(name: str, size: str, relations: list[Relation], trained_on: Traine
             text += table.trained_on(trained_on, colors)
         print("\n".join(text), flush=True)
         if path:
-            _add(
-                path, {"status": status, "relations": [{"of": name, **each.as_json()} for each in relations]}, met, ran
-            )
+            rows = [{"of": name, **each.as_json()} for each in relations]
+            shown = [] if trained_on is None else [{"of": name, **trained_on.as_json()}]
+            _add(path, {"status": status, "relations": rows, "trained_on": shown}, met, ran)
     return 0 if path else status  # the command exits with the status
 
 
@@ -237,7 +237,8 @@ def _add(path: str, results: dict[str, Any], met: dict[str, str], ran: list[str]
         results["status"] = (
             1 if 1 in (before["status"], results["status"]) else max(before["status"], results["status"])
         )
-        results["relations"] = before["relations"] + results["relations"]
+        for name in ("relations", "trained_on"):
+            results[name] = before[name] + results[name]
         met, ran = {**dict.fromkeys(before["repaired"], ""), **met}, list(dict.fromkeys(before["ran"] + ran))
     with open(path, "w") as file:
         json.dump({**results, "repaired": [*met], "ran": ran}, file)

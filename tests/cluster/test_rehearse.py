@@ -22,7 +22,8 @@ def rehearse(installed: Any, folder: Path, *arguments: str, **settings: str) -> 
 
 
 def test_without_the_patches_then_with_them(installed, tmp_path):
-    done = rehearse(installed, tmp_path, "--without", "--json", "found.json", "--", "python", SCRIPT, "t5")
+    options = ("--without", "--json", "found.json", "--html", "page.html")
+    done = rehearse(installed, tmp_path, *options, "--", "python", SCRIPT, "t5")
     found = json.loads((tmp_path / "found.json").read_text())
     assert done.returncode == found["status"] == 1, done.stdout + done.stderr
     assert "weights 0x" not in done.stdout
@@ -30,6 +31,8 @@ def test_without_the_patches_then_with_them(installed, tmp_path):
     assert (first["relation"], first["verdict"]) == ("micro-batch weights", "deviates")
     assert first["text"] == "4.000 x the mean over micro-batches"
     assert found["with"]["status"] == 0
+    page = (tmp_path / "page.html").read_text()
+    assert page.count('class="label" title=') == 5  # of the first row
     assert found["with"]["repaired"] == ["transformers-accumulation-scale"]
     assert "holds with the patches (transformers-accumulation-scale): micro-batch weights, duplicated" in done.stdout
 
