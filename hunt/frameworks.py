@@ -89,6 +89,7 @@ FRAMEWORKS = {
         # unwrap_model imports DeepSpeed where it is installed.
         ("deepspeed", "accelerate", "datasets", "peft", "transformers.trainer")
         + ("transformers.models.llama.modeling_llama", "torch.distributed.checkpoint", "torch.distributed.fsdp")
+        + ("transformers.models.gemma3n.modeling_gemma3n", "transformers.models.gemma4.modeling_gemma4")
         # What torch.compile imports with its first graph, eight seconds of every fork otherwise.
         + ("torch._inductor.compile_fx", "torch._dynamo.backends.inductor", "torch.export._trace")
         + ("torch.distributed.tensor.experimental",),
@@ -100,7 +101,8 @@ FRAMEWORKS = {
         + tuple(f"trl.experimental.{name}" for name in ("kto", "online_dpo", "orpo", "cpo", "gkd", "gold"))
         + tuple(
             f"transformers.models.{name}.modeling_{name}"
-            for name in ("mixtral", "gpt_oss", "recurrent_gemma", "modernbert_decoder", "mamba", "qwen3_5", "gpt2")
+            for name in ("mixtral", "gpt_oss", "recurrent_gemma", "modernbert_decoder", "mamba", "gpt2", "granite")
+            + ("qwen3_5", "qwen3_next", "olmo_hybrid", "bamba", "falcon_h1", "nemotron_h", "lfm2", "jamba")
         ),
         "transformers",
         newest="trl-1.16",
@@ -116,6 +118,7 @@ FRAMEWORKS = {
         releases="liger-",
         newest="liger-0.8",
     ),
+    "datasets": Framework("trl", ("datasets",), "transformers", releases="none"),
     "accelerate": Framework("trl", ("accelerate", "torch.distributed.fsdp"), "transformers"),
     "deepspeed": Framework(
         "trl",

@@ -6,6 +6,7 @@ An adapter builds a trainer from `rows` and `arguments`, and returns `outcome` o
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,12 +19,14 @@ VOCABULARY = 32
 #: Of the micro-batches' samples: no two lengths in a row are the same.
 LENGTHS = (7, 4, 6, 5, 8, 3, 6, 5, 7, 4, 8, 6)
 PAD, IGNORED = 0, -100
+CLIPPED = "clip_ratio/region_mean"
+"""The metric of GRPO and RLOO: the share of ratios that are further from 1 than epsilon."""
 
 ARGUMENTS = frozenset(
     {"micro_batch", "accumulation", "ranks", "steps", "resume_at", "checkpointing", "compiled", "sharding"}
 )
 """Settings that tell `arguments` what to do."""
-GIVEN = ARGUMENTS | {"dtype", "liger"}
+GIVEN = ARGUMENTS | {"dtype", "liger", "bf16"}
 """All that it takes."""
 ROWS = frozenset({"rows", "order", "others"})
 """Settings that `rows` takes."""
@@ -58,13 +61,16 @@ def arguments(
     ranks: int = 1,
     steps: int = 1,
     resume_at: int | None = None,
-    checkpointing: bool = False,
+    checkpointing: bool | str = False,
     compiled: bool = False,
     sharding: str | None = None,
     dtype: str = "float32",
     liger: bool = False,
+    bf16: bool = False,
 ) -> dict[str, Any]:
     """Those of TrainingArguments; nothing is clipped, and a checkpoint is written only to be resumed from."""
+    if fsdp := bf16 and (sharding or "").startswith("fsdp"):
+        os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"  # bf16=True wants a GPU, since sharding is not told use_cpu
     sharded.prepare(sharding)
     return {
         "output_dir": folder,
@@ -82,13 +88,14 @@ def arguments(
         "use_cpu": True,
         "disable_tqdm": True,
         "seed": 3,
-        "gradient_checkpointing": checkpointing,
-        "gradient_checkpointing_kwargs": {"use_reentrant": False} if checkpointing else None,
+        "gradient_checkpointing": bool(checkpointing),
+        "gradient_checkpointing_kwargs": {"use_reentrant": checkpointing == "reentrant"} if checkpointing else None,
         "torch_compile": compiled,
         "torch_compile_backend": "eager" if compiled else None,
         **({"use_liger_kernel": True, "liger_kernel_config": LIGER} if liger else {}),
         **({"ddp_backend": "gloo"} if ranks > 1 else {}),
-        **sharded.arguments(sharding, dtype),
+        "bf16": bf16 and not fsdp,
+        **sharded.arguments(sharding, "bfloat16" if bf16 else dtype),
     }
 
 
@@ -122,7 +129,13 @@ def handed_to(use: Callable[[Any], Outcome]) -> Iterator[None]:
 
 
 def outcome(
-    build: Callable[[], Any], *, resume_at: int | None = None, evaluated: int = 0, steps: int = 1, **_: Any
+    build: Callable[[], Any],
+    *,
+    resume_at: int | None = None,
+    evaluated: int = 0,
+    steps: int = 1,
+    frequencies: bool = False,
+    **_: Any,
 ) -> Outcome:
     """Train, or evaluate where rows are given for that.
 
@@ -131,6 +144,7 @@ def outcome(
         resume_at: the step after which it is saved, and another one goes on from there.
         evaluated: how many rows the trainer has to evaluate; none to train.
         steps: of the optimizer.
+        frequencies: hand over the rotary frequencies, too.
     """
     import torch
 
@@ -163,6 +177,7 @@ def outcome(
         for entry in trainer.state.log_history
         if "loss" in entry and entry["step"] > (resume_at or 0)
     }
+    clipped = [entry[CLIPPED] for entry in trainer.state.log_history if CLIPPED in entry]
     saved = _saved(trainer)  # first: a state dict after FSDP1's parameters were gathered ends the process
     found = {
         "loss": {name: losses[name] for name in [*losses][-1:]},
@@ -171,6 +186,11 @@ def outcome(
         "saved": saved,
         "objects": {**objects.described(_held(trainer)), **objects.identities(held, _held(trainer))},
     }
+    if frequencies:
+        buffers = {sharded.name_of(name): each for name, each in trainer.model.named_buffers() if "inv_freq" in name}
+        found["frequencies"] = {name: each.detach().clone() for name, each in buffers.items()}
+    if clipped:
+        found["ratios of 1"] = {"share": 1 - clipped[0]}
     if steps > 1:
         found["all losses"] = losses
         found["samples"] = {f"batch {index}": value for index, value in enumerate(seen)}

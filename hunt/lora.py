@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from hunt.outcomes import Outcome
 from hunt.trainers import CannotRun
@@ -22,6 +23,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "lora": {},
     "rslora": {"use_rslora": True},
     "dora": {"use_dora": True},
+    "dora-conv1d": {"use_dora": True, "target_modules": ["square"], "fan_in_fan_out": True},
     "lora-bias": {"lora_bias": True},
     "embedding": {"target_modules": ["words", "up"]},
     "tied": {"target_modules": ["words", "up", "head"]},
@@ -32,20 +34,21 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Model(nn.Module):
-    """Words, two layers and a head, which may be the words' weight."""
+    """Words, two layers and a head, which may be the words' weight; or one more layer, as GPT-2 has them."""
 
-    def __init__(self, tied: bool) -> None:
+    def __init__(self, tied: bool, conv1d: bool) -> None:
         super().__init__()
         self.config = {"model_type": "small", "tie_word_embeddings": tied}
         self.words = nn.Embedding(VOCABULARY, WIDTH)
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.square = Conv1D(WIDTH, WIDTH) if conv1d else nn.Identity()
         fill(self)
         if tied:
             self.head.weight = self.words.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden = self.words(tokens)
+        hidden = self.square(self.words(tokens))
         return self.head(hidden + self.down(self.up(hidden).tanh()))
 
 
@@ -66,7 +69,7 @@ def config(kind: str) -> LoraConfig:
 
 
 def base(kind: str, dtype: str) -> Model:
-    return Model(kind == "tied").to(getattr(torch, dtype))
+    return Model(kind == "tied", kind == "dora-conv1d").to(getattr(torch, dtype))
 
 
 def policy(kind: str, dtype: str = "float32", fresh: bool = False) -> PeftModel:
@@ -139,6 +142,12 @@ def add(model: Any, kind: str, _: Any) -> None:
     fill(model, lambda name: f".{OTHER}." in f".{name}.", seed=13)
 
 
+def add_active(model: Any, kind: str, _: Any) -> None:
+    """Another adapter, beside the first one; which of them is trained is nothing to what they compute."""
+    add(model, kind, _)
+    model.base_model.set_adapter([MINE, OTHER])
+
+
 def to_the_other(model: Any, *_: Any) -> None:
     model.set_adapter(OTHER)
 
@@ -160,7 +169,7 @@ def save(model: Any, _: str, found: dict[str, Any]) -> None:
 DOING: dict[str, Callable[..., Any]] = {
     each.__name__.replace("_", " "): each
     for each in (merge, unmerge, merge_and_unload, unload, disable, reference, freeze, load_frozen, add, to_the_other)
-    + (back, save_and_load, save)
+    + (back, save_and_load, save, add_active)
 } | {f"weighted {how}": weighted(how) for how in ("linear", "cat", "svd")}
 """Each takes the model, the kind, and the outcome; returns another model, or None."""
 

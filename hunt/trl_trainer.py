@@ -23,6 +23,16 @@ SMALL: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermedi
 SMALL |= {"num_attention_heads": 2, "pad_token_id": PAD, "eos_token_id": tiny_text.END, "bos_token_id": None}
 SMALL |= {"initializer_range": 0.3}  # so that what a token is told by another one is no rounding
 FEW = {**SMALL, "num_key_value_heads": 2}
+LINEAR: dict[str, Any] = {
+    **FEW,
+    "head_dim": 8,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+LINEAR |= {"linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}
+MAMBA: dict[str, Any] = {**FEW, "head_dim": 8, "num_hidden_layers": 2, "mamba_n_heads": 4, "mamba_d_head": 8}
+MAMBA |= {"mamba_d_state": 8, "mamba_expand": 2}
 OPTIONS: dict[str, dict[str, Any]] = {
     "Llama": FEW,
     "Mixtral": {**FEW, "num_local_experts": 4, "output_router_logits": True, "router_aux_loss_coef": 0.5},
@@ -36,16 +46,26 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "RecurrentGemma": {**FEW, "block_types": ["attention"], "attention_window_size": 64, "logits_soft_cap": 3.0},
     "ModernBertDecoder": {**SMALL, "bos_token_id": 2, "layer_types": ["full_attention"]},
     "Mamba": {**SMALL, "state_size": 4, "use_cache": False},
-    "Qwen3_5": {
-        **FEW,
-        "head_dim": 8,
-        "num_hidden_layers": 2,
-        "layer_types": ["linear_attention", "full_attention"],
-        "linear_num_key_heads": 1,
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
+    "Qwen3_5": LINEAR,
+    "Qwen3Next": {**LINEAR, **EXPERTS},
+    "OlmoHybrid": LINEAR,
+    "Bamba": {**MAMBA, "attn_layer_indices": [1]},
+    "FalconH1": {**MAMBA, "mamba_d_ssm": 32},
+    "NemotronH": {
+        **{**FEW, "head_dim": 8, "num_hidden_layers": 2, "mamba_num_heads": 4, "mamba_head_dim": 8},
+        **{"ssm_state_size": 8, "n_groups": 1, "layers_block_type": ["linear_attention", "full_attention"]},
     },
+    "Lfm2": {**LINEAR, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "Jamba": {
+        **FEW,
+        "num_hidden_layers": 2,
+        "attn_layer_offset": 1,
+        "attn_layer_period": 2,
+        "num_experts": 2,
+        "output_router_logits": False,
+    }
+    | {"mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False},
+    "Granite": {**FEW, "logits_scaling": 4.0},
     "GPT2": {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 1, "n_head": 2, "pad_token_id": PAD}
     | {"eos_token_id": tiny_text.END, "bos_token_id": None, "initializer_range": 0.3, "n_positions": 64},
 }
@@ -72,7 +92,7 @@ def model(
     torch.manual_seed(seed)
     dropouts = ("resid_pdrop", "embd_pdrop", "attn_pdrop") if family == "GPT2" else ("attention_dropout",)
     options = {**OPTIONS[family], **dict.fromkeys(dropouts, dropout), "attn_implementation": attention, **more}
-    if dtype == "float64" and family in ("GptOss", "Mixtral"):
+    if dtype == "float64" and family in ("GptOss", "Mixtral", "Qwen3Next", "Jamba"):
         options["experts_implementation"] = "eager"  # the grouped product has no float64
     config = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
     made = getattr(transformers, family + head)(config(**options))
@@ -125,7 +145,7 @@ def run(
     if unknown := (options or {}).keys() - known:
         raise CannotRun(f"this {config.__name__} has no {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory() as folder:
-        given = {"bf16": False, **hf_trainer.arguments(folder, **chosen(hf_trainer.GIVEN)), **(options or {})}
+        given = {**hf_trainer.arguments(folder, **chosen(hf_trainer.GIVEN)), **(options or {})}
 
         def build() -> Any:
             return around(trainer)(

@@ -16,6 +16,7 @@ PAIRS = [
     Pair("unloaded", BASE, {"adapter": "random", "done": ["unload"]}, ("output", "base")),
     Pair("merged", {"done": []}, {"done": ["merge"]}, ("output",)),
     Pair("merged-and-unloaded", {"done": []}, {"done": ["merge and unload"]}, ("output",)),
+    Pair("two-merged", {"done": ["add active"]}, {"done": ["add active", "merge"]}, ("output",)),
     # Bit for bit.
     Pair("unmerged", {"done": [], **BITS}, {"done": ["merge", "unmerge"] * 10, **BITS}, ("base",), 0.0),
     Pair("saved-and-loaded", {"done": []}, {"done": ["save and load"]}, ("output", *STEP)),

@@ -4,6 +4,7 @@ from hunt.relations import Pair
 
 PAIRS = [
     Pair("checkpointing", {"checkpointing": False}, {"checkpointing": True}),
+    Pair("checkpointing-reentrant", {"checkpointing": False}, {"checkpointing": "reentrant"}),
     Pair("compile", {"compiled": False}, {"compiled": True}),
     Pair("sdpa", {"attention": "eager"}, {"attention": "sdpa"}),
     Pair("Liger", {"liger": False}, {"liger": True}),

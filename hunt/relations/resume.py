@@ -8,6 +8,7 @@ SIX_AN_EPOCH = {**STEPS, "rows": 12, "steps": 12}  # of the last two, two epochs
 
 PAIRS = [
     Pair("in-an-epoch", {**STEPS, "steps": 4}, {**STEPS, "steps": 4, "resume_at": 2}, PARTS),
+    Pair("at-an-epochs-end", SIX_AN_EPOCH, {**SIX_AN_EPOCH, "resume_at": 6}, PARTS),
     Pair("in-the-second-epoch", SIX_AN_EPOCH, {**SIX_AN_EPOCH, "resume_at": 8}, PARTS),
     Pair(
         "accumulating",

@@ -79,3 +79,49 @@ def engine(
         rates = [group["lr"] for group in sgd.param_groups]
         kept.step(whole(), loops.mean_over_ranks(sum(losses) / accumulation), rates, norm)
     return kept.found
+
+
+@trainer("deepspeed/muon")
+def muon(*, zero: int | None = None, ranks: int = 1, accumulation: int = 1, muon_offload: bool = False) -> Outcome:
+    """What three of Muon's steps add to the weights; by the definition in float64 if ``zero`` is None."""
+    import torch
+
+    from rlhf_patches.patches.deepspeed.proofs import muon
+
+    muon.start()
+    offloaded = {"offload_optimizer": {"device": "cpu", "pin_memory": False}} if muon_offload else {}
+    # From 0.19.3 to 0.19.7 it refuses to offload with reduce_scatter.
+    case = muon.Case(stage=zero, micro_batches=accumulation, zero=offloaded and {**offloaded, "reduce_scatter": False})
+    if zero is None:
+        end = muon.exactly(case, ranks)
+    else:
+        try:
+            made = muon.engine(case, muon.fresh(case))
+        except ValueError as error:
+            raise CannotRun(f"this DeepSpeed has no Muon: {error}") from error
+        muon.train(made, case, torch.distributed.get_rank(), ranks)
+        end = muon.weights(made)
+    start = torch.cat([parameter.detach().double().flatten() for parameter in muon.fresh(case).parameters()])
+    return {"update": {"all steps": end - start}}
+
+
+@trainer("deepspeed/half")
+def half(*, half: str, zero: int | None = None, ranks: int = 1, accumulation: int = 1) -> Outcome:
+    """What four steps of SGD add to a layer's weights; by the definition in float64 if ``zero`` is None."""
+    from deepspeed import get_accelerator
+
+    from rlhf_patches.patches.deepspeed.proofs import half_precision_ranks as steps
+    from rlhf_patches.patches.deepspeed.proofs import on_cpu
+
+    on_cpu.start()
+    # DeepSpeed refuses fp16 on a CPU, on which torch computes in it.
+    get_accelerator().is_fp16_supported = lambda: True
+    get_accelerator().supported_dtypes = lambda: [*steps.DTYPES.values()]
+    made = steps.made(half, zero, accumulation)
+    start = made.module.weight.detach().double().clone()
+    if zero is None:
+        end = steps.exactly(start, accumulation)
+    else:
+        steps.train(made, half, accumulation, "backward")
+        end = made.module.weight.detach().double()
+    return {"update": {"all steps": end - start}}

@@ -8,7 +8,20 @@ from typing import Any
 from hunt.outcomes import Outcome
 from hunt.trainers import CannotRun, trainer
 
-NAMES = ("lora", "rslora", "dora", "lora-bias", "embedding", "tied", "modules-to-save", "patterns", "bias")
+NAMES = (
+    "lora",
+    "rslora",
+    "dora",
+    "dora-conv1d",
+    "lora-bias",
+    "embedding",
+    "tied",
+    "modules-to-save",
+    "patterns",
+    "bias",
+)
+REFUSALS = ("supports only 1 adapter with bias", "Only one adapter can be set at a time")
+"""What PEFT says where it has no second adapter."""
 
 
 @trainer(*(f"peft/{name}" for name in NAMES))
@@ -22,7 +35,7 @@ def adapter(*, name: str, adapter: str = "random", done: Sequence[str] = (), dty
         try:
             model = lora.DOING[each](model, name, found) or model
         except ValueError as error:
-            if "supports only 1 adapter with bias" in str(error):
+            if any(refusal in str(error) for refusal in REFUSALS):
                 raise CannotRun(str(error)) from error
             raise
     return lora.of(model, found)

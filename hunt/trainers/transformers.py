@@ -22,6 +22,11 @@ T5 |= {"decoder_start_token_id": PAD}
 BART = {"vocab_size": VOCABULARY, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
 BART |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
 CLASSES = 3
+# Two layers share the keys and values of two others.
+SHARED = {**FEW, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "head_dim": 8, "sliding_window": 4}
+SHARED |= {"layer_types": ["sliding_attention", "full_attention"] * 2, "initializer_range": 0.3}
+SHARED |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY}
+SPARSE = {"intermediate_size": [16] * 4, "activation_sparsity_pattern": [0.0] * 4, "laurel_rank": 4}
 
 
 def bert(dropout: float) -> dict[str, Any]:
@@ -38,6 +43,8 @@ MODELS: dict[str, Any] = {
     "gpt2": ("GPT2", "LMHeadModel", gpt2),
     "mixtral": ("Mixtral", "ForCausalLM", lambda dropout: {**FEW, **EXPERTS, "attention_dropout": dropout}),
     "mamba": ("Mamba", "ForCausalLM", lambda _: STATE),
+    "gemma3n": ("Gemma3n", "ForCausalLM", lambda dropout: {**SHARED, **SPARSE, "attention_dropout": dropout}),
+    "gemma4": ("Gemma4", "ForCausalLM", lambda dropout: {**SHARED, "global_head_dim": 8, "attention_dropout": dropout}),
     "t5": ("T5", "ForConditionalGeneration", lambda dropout: {**T5, "dropout_rate": dropout}),
     "bart": ("Bart", "ForConditionalGeneration", lambda dropout: {**BART, "dropout": dropout}),
     "bert-masked": ("Bert", "ForMaskedLM", bert),
@@ -68,7 +75,8 @@ def made(name: str, dropout: float, attention: str) -> Any:
         raise CannotRun(f"transformers has no {family + head}")
     torch.manual_seed(1)
     more = {} if family == "Mamba" else {"attn_implementation": attention}
-    config = getattr(transformers, f"{family}Config")(**options(dropout), **more)
+    config = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
+    config = config(**options(dropout), **more)
     return getattr(transformers, family + head)(config)
 
 
@@ -134,7 +142,7 @@ LABELED = [f"transformers/{name}" for name, (_, head, _) in MODELS.items() if he
 
 @trainer(*(each for name in MODELS if (each := f"transformers/{name}") not in LABELED), takes=COMMON - {"others"})
 @trainer(*LABELED[1:], takes=COMMON)
-@trainer(LABELED[0], takes=COMMON | {"drawn_by"})
+@trainer(LABELED[0], takes=COMMON | {"drawn_by", "frequencies", "bf16"})
 def heads(
     *, name: str, padding: int = 0, side: str = "right", evaluated: int = 0, attention: str = "eager", **settings: Any
 ) -> Outcome:
@@ -160,4 +168,4 @@ def heads(
                 data_collator=functools.partial(collate, padding=padding, side=side, encoder=encoder),
             )
 
-        return hf_trainer.outcome(build, evaluated=evaluated, **chosen({"resume_at", "steps"}))
+        return hf_trainer.outcome(build, evaluated=evaluated, **chosen({"resume_at", "steps", "frequencies"}))

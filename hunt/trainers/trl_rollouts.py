@@ -6,6 +6,7 @@ completions that it has, by the trainer's `rollout_func`, or where it takes none
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -128,6 +129,13 @@ def metrics(*, name: str, micro_batch: int = 8, ranks: int = 1) -> Outcome:
     return _run(name.partition("-")[0], "dapo", "Llama", groups(settings), settings, logs=True)
 
 
+@trainer("trl/grpo-ratio", "trl/rloo-ratio")
+def ratios(*, name: str, micro_batch: int = 8, accumulation: int = 1, ranks: int = 1, dropout: float = 0.0) -> Outcome:
+    """Which share of the ratios is 1, to 1e-4."""
+    settings = {"micro_batch": micro_batch, "accumulation": accumulation, "ranks": ranks, "dropout": dropout}
+    return _run(name.partition("-")[0], "dapo", "Llama", groups(settings), settings, more={"epsilon": 1e-4})
+
+
 def _run(
     kind: str,
     loss: str,
@@ -136,6 +144,7 @@ def _run(
     settings: Mapping[str, Any],
     steps_per_generation: int | None = None,
     logs: bool = False,
+    more: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> Outcome:
     micro_batch = settings.get("micro_batch", 8)
     of_a_step = micro_batch * settings.get("accumulation", 1) * settings.get("ranks", 1)
@@ -143,7 +152,7 @@ def _run(
         raise CannotRun(f"a generation is of whole groups of {GENERATIONS}")
     given = Rollouts(made, bool(settings.get("others")), logs)
     options: dict[str, Any] = {"num_generations": GENERATIONS, "max_completion_length": LONGEST, "beta": 0.0}
-    options |= {"temperature": 1.0, "remove_unused_columns": False}
+    options |= {"temperature": 1.0, "remove_unused_columns": False, **more}
     if settings.get("padding"):
         options["pad_to_multiple_of"] = 16
     if steps_per_generation:

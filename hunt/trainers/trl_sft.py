@@ -17,11 +17,18 @@ FAMILIES = {
     "sft-mamba": "Mamba",  # a state in place of attention
     "sft-qwen3_5": "Qwen3_5",  # linear attention beside full attention
     "sft-gpt2": "GPT2",  # absolute positions
+    "sft-granite": "Granite",  # scaled logits
 }
+RECURRENT = {  # linear attention, Mamba-2, Mamba, short convolutions
+    f"sft-{family.lower()}": family
+    for family in ("Qwen3Next", "OlmoHybrid", "Bamba", "FalconH1", "NemotronH", "Jamba", "Lfm2")
+}
+FAMILIES |= RECURRENT
 
 
 @trainer("trl/sft", takes=trl_trainer.COMMON | {"others", "padding"})
-@trainer(*(f"trl/{name}" for name in FAMILIES if name != "sft"), takes=trl_trainer.STEPS)
+@trainer(*(f"trl/{name}" for name in FAMILIES if name != "sft" and name not in RECURRENT), takes=trl_trainer.STEPS)
+@trainer(*(f"trl/{name}" for name in RECURRENT))
 def sft(
     *,
     name: str,

@@ -1,0 +1,33 @@
+"""An optimizer's steps are those of its definition, sharded or not, with whole batches or accumulated micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hunt.relations import Pair
+
+
+def _pairs(accumulation: int, ranks: int) -> Iterator[Pair]:
+    whole = {"accumulation": accumulation, "ranks": ranks}
+    how = "accumulating" if accumulation > 1 else "one-micro-batch"
+    for stage in (0, 1, 2, 3):
+        made: dict[str, Any] = {**whole, "zero": stage}
+        # Up to 0.18.9 DeepSpeed orthogonalizes in bfloat16.
+        yield Pair(f"zero{stage}-{how}", {**whole, "zero": None}, made, ("update",), tolerance=0.1)
+
+
+PAIRS = [
+    *_pairs(1, 2),
+    *_pairs(3, 2),
+    *(
+        Pair(
+            f"zero{stage}-offload",
+            {"accumulation": 1, "ranks": 2, "zero": None, "muon_offload": True},
+            {"accumulation": 1, "ranks": 2, "zero": stage, "muon_offload": True},
+            ("update",),
+            tolerance=0.1,
+        )
+        for stage in (1, 2, 3)
+    ),
+]

@@ -1,0 +1,14 @@
+"""Before the first update a policy's ratio to the policy that has sampled is 1, for each token, dropout or not."""
+
+from typing import Any
+
+from hunt.relations import Pair
+
+DROPOUT: dict[str, Any] = {"dropout": 0.5}
+AHEAD = {"accumulation": 2, "micro_batch": 4}
+
+PAIRS = [
+    Pair("dropout", {"dropout": 0.0}, DROPOUT, ("ratios of 1",)),
+    Pair("dropout-accumulating", {"dropout": 0.0, **AHEAD}, {**DROPOUT, **AHEAD}, ("ratios of 1",)),
+    Pair("dropout-2-ranks", {"dropout": 0.0}, {**DROPOUT, "micro_batch": 4, "ranks": 2}, ("ratios of 1",)),
+]
