@@ -12,7 +12,7 @@ from hunt.trainers import trainer
 def shuffled(
     *, rows: int = 8, micro_batch: int = 2, steps: int = 4, resume_at: int | None = None, dropout: float = 0.0
 ) -> Outcome:
-    """The examples of each step; there is no model to have ``dropout``."""
+    """How often each example comes, and the first one; there is no model to have ``dropout``."""
     import datasets
 
     def made(epoch: int) -> datasets.IterableDataset:
@@ -25,12 +25,11 @@ def shuffled(
     for epoch in range(-(-steps * micro_batch // rows)):
         stream = made(epoch)
         of_epoch = iter(stream)
-        before = resume_at is not None and 0 < resume_at * micro_batch - epoch * rows < rows
-        if before:
-            seen += [row["row"] for row in itertools.islice(of_epoch, resume_at * micro_batch - epoch * rows)]
+        before = 0 if resume_at is None else resume_at * micro_batch - epoch * rows
+        if 0 < before < rows:
+            seen += [row["row"] for row in itertools.islice(of_epoch, before)]
             state, stream = stream.state_dict(), made(epoch)
             stream.load_state_dict(state)
             of_epoch = iter(stream)
         seen += [row["row"] for row in of_epoch]
-    counts = [seen.count(row) for row in range(rows)]
-    return {"samples": {"times each": [*counts, *seen[:1]]}}
+    return {"samples": {"times each": [*(seen.count(row) for row in range(rows)), *seen[:1]]}}

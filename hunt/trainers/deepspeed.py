@@ -41,7 +41,7 @@ def engine(
     sgd = loops.optimizer(model, groups, dtype)
     warm_up = {"type": "WarmupLR", "params": {"warmup_num_steps": 2, "warmup_type": "linear"}}
     falling = loops.scheduler(sgd, schedule)
-    offloaded = {"offload_optimizer": {"device": "cpu", "pin_memory": False}} if offload else {}
+    offloaded: dict[str, Any] = {"offload_optimizer": {"device": "cpu", "pin_memory": False}} if offload else {}
     made = on_cpu.engine(
         model,
         {"stage": zero, "stage3_param_persistence_threshold": 0, **offloaded},  # see `whole`
@@ -91,7 +91,9 @@ def muon(*, zero: int | None = None, ranks: int = 1, accumulation: int = 1, muon
     muon.start()
     offloaded = {"offload_optimizer": {"device": "cpu", "pin_memory": False}} if muon_offload else {}
     # From 0.19.3 to 0.19.7 it refuses to offload with reduce_scatter.
-    case = muon.Case(stage=zero, micro_batches=accumulation, zero=offloaded and {**offloaded, "reduce_scatter": False})
+    if muon_offload:
+        offloaded["reduce_scatter"] = False
+    case = muon.Case(stage=zero, micro_batches=accumulation, zero=offloaded)
     if zero is None:
         end = muon.exactly(case, ranks)
     else:

@@ -23,10 +23,10 @@ BART = {"vocab_size": VOCABULARY, "d_model": 16, "encoder_layers": 1, "decoder_l
 BART |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
 CLASSES = 3
 # Two layers share the keys and values of two others.
-SHARED = {**FEW, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "head_dim": 8, "sliding_window": 4}
+SHARED: dict[str, Any] = {**FEW, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "head_dim": 8, "sliding_window": 4}
 SHARED |= {"layer_types": ["sliding_attention", "full_attention"] * 2, "initializer_range": 0.3}
 SHARED |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY}
-SPARSE = {"intermediate_size": [16] * 4, "activation_sparsity_pattern": [0.0] * 4, "laurel_rank": 4}
+SPARSE: dict[str, Any] = {"intermediate_size": [16] * 4, "activation_sparsity_pattern": [0.0] * 4, "laurel_rank": 4}
 
 
 def bert(dropout: float) -> dict[str, Any]:
