@@ -7,9 +7,11 @@ from typing import Any
 
 from hunt.relations import Pair
 
+OFFLOADED = {"optimizer": "muon", "accumulation": 1, "ranks": 2, "offload": True}
+
 
 def _pairs(accumulation: int, ranks: int) -> Iterator[Pair]:
-    whole = {"accumulation": accumulation, "ranks": ranks}
+    whole = {"optimizer": "muon", "accumulation": accumulation, "ranks": ranks}
     how = "accumulating" if accumulation > 1 else "one-micro-batch"
     for stage in (0, 1, 2, 3):
         made: dict[str, Any] = {**whole, "zero": stage}
@@ -23,8 +25,8 @@ PAIRS = [
     *(
         Pair(
             f"zero{stage}-offload",
-            {"accumulation": 1, "ranks": 2, "zero": None, "muon_offload": True},
-            {"accumulation": 1, "ranks": 2, "zero": stage, "muon_offload": True},
+            {**OFFLOADED, "zero": None},
+            {**OFFLOADED, "zero": stage},
             ("update",),
             tolerance=0.1,
         )

@@ -82,17 +82,18 @@ def engine(
 
 
 @trainer("deepspeed/muon")
-def muon(*, zero: int | None = None, ranks: int = 1, accumulation: int = 1, muon_offload: bool = False) -> Outcome:
+def muon(
+    *, optimizer: str = "muon", zero: int | None = None, ranks: int = 1, accumulation: int = 1, offload: bool = False
+) -> Outcome:
     """What three of Muon's steps add to the weights; by the definition in float64 if ``zero`` is None."""
     import torch
 
     from rlhf_patches.patches.deepspeed.proofs import muon
 
     muon.start()
-    offloaded = {"offload_optimizer": {"device": "cpu", "pin_memory": False}} if muon_offload else {}
-    # From 0.19.3 to 0.19.7 it refuses to offload with reduce_scatter.
-    if muon_offload:
-        offloaded["reduce_scatter"] = False
+    offloaded: dict[str, Any] = {}
+    if offload:  # from 0.19.3 to 0.19.7 it refuses to offload with reduce_scatter
+        offloaded = {"offload_optimizer": {"device": "cpu", "pin_memory": False}, "reduce_scatter": False}
     case = muon.Case(stage=zero, micro_batches=accumulation, zero=offloaded)
     if zero is None:
         end = muon.exactly(case, ranks)
