@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import _released
+from . import muon_split_matrices
 
 
 def has_matrices(self: Any) -> bool | None:
@@ -55,3 +56,31 @@ def looks_flat(config_class: Any, model: Any) -> bool:
         and not any(word in name.lower() for word in ("embed", "lm_head"))
         for name, parameter in model.named_parameters()
     )
+
+
+def is_on_the_cpu(self: Any) -> bool | None:
+    """Whether a step of ZeRO-1 or 2 trains matrices for Muon on the CPU; None for a subclass, as ZenFlow's."""
+    if not self.cpu_offload or not _is_muon(self.optimizer):
+        return False
+    if not any(getattr(param, "use_muon", False) for group in self.bit16_groups for param in group):
+        return False
+    # known: only a class defined in that module has this name; a subclass is defined elsewhere
+    return True if type(self).__module__ == "deepspeed.runtime.zero.stage_1_and_2" else None
+
+
+def averages_a_split_matrix(self: Any, communication_data_type: Any) -> bool | None:
+    """Whether a bucket has a matrix for Muon that belongs to several ranks; None for a user's class or function."""
+    if not self.reduce_scatter or self.cpu_offload or not _is_muon(self.optimizer):
+        return False
+    found = any(
+        len(self.param_to_partition_ids[group][number]) > 1
+        and getattr(self.bit16_groups[group][place], "use_muon", False)
+        for group, place, number in self.ipg_buckets[communication_data_type].params
+    )
+    return None if found and not muon_split_matrices.needs_whole(self) else found
+
+
+def _is_muon(optimizer: Any) -> bool:
+    """As DeepSpeed asks."""
+    # known: DeepSpeed's own test, by which it runs Muon for a user's class, too
+    return "muon" in type(optimizer).__name__.lower()
