@@ -13,6 +13,10 @@ from tests.harness import effort, failures
 
 HERE = Path(__file__).parent
 
+# Before torch is imported. With a thread for each core, workers side by side wait for one another in small loops: three
+# times the CPU seconds.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ holds facts about released code only (no upstream text, no version guard), so th
 from __future__ import annotations
 
 import fnmatch
+import functools
 import hashlib
 import json
 import os
@@ -218,7 +219,12 @@ class Reviewed:
 
 def reviewed() -> Reviewed:
     """Read ``reviewed.toml``."""
-    data = tomllib.loads((HERE / "reviewed.toml").read_text(encoding="utf-8"))
+    return _reviewed((HERE / "reviewed.toml").read_text(encoding="utf-8"))
+
+
+@functools.lru_cache(maxsize=1)
+def _reviewed(text: str) -> Reviewed:
+    data = tomllib.loads(text)
     return Reviewed(data.get("harmless", {}), data.get("accepted", {}), data.get("oldest", {}), data.get("parts", {}))
 
 

@@ -11,9 +11,12 @@ import dataclasses
 import fnmatch
 import importlib.metadata
 import importlib.util
+import itertools
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,21 @@ ROOT = Path(__file__).parents[2]
 PATCHES = [item.patch for item in registry.load()[0] if isinstance(item.patch, Patch)]
 READ = tomllib.loads((ROOT / "release_record" / "reviewed.toml").read_text())["accepted"]
 STANDINS = ROOT / "tests" / "harness" / "standins"
+ENVIRONMENTS = ROOT / "tests" / "environments"
+
+
+def _pinned(files: Iterable[Path]) -> dict[str, set[str]]:
+    pins = [re.findall(r"^([\w-]+)==([\w.]+)", file.read_text(), re.MULTILINE) for file in files]
+    found = defaultdict(set)
+    for name, version in itertools.chain(*pins):
+        found[name].add(version)
+    return found
+
+
+INSTALLED_BY_TRL = _pinned([ENVIRONMENTS / "trl.txt"])
+"""By distribution, its release in the environment of the session trl-newest."""
+BY_TRL = _pinned([ENVIRONMENTS / "trl.txt", *(ENVIRONMENTS / "side-by-side-trl").glob("*.txt")])
+"""The same with those that lie beside."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,13 +149,21 @@ def at_an_end(case: Case) -> bool:
     return case.variant in (case.patch.variants[0], case.patch.variants[-1])
 
 
+def is_by_trl(case: Case, pinned: Mapping[str, Iterable[str]]) -> bool:
+    """Whether this is the other environment, and the one with DeepSpeed has a release of this shape, and its test."""
+    if importlib.util.find_spec("deepspeed") is not None:
+        return False
+    releases = pinned.get(case.patch.distribution, ())
+    return any(versions.judge(case.variant.guard, each).verdict is versions.Verdict.AFFECTED for each in releases)
+
+
 def one_for_each_end(found: list[Case]) -> list[Any]:
     """Further releases and shapes are among the exhaustive tests. One worker has all tests of a case."""
     seen: set[tuple[str, int]] = set()
     chosen = []
     for case in found:
         marks = [pytest.mark.xdist_group(f"the text of {case}")]
-        dear = case.shape in seen or not at_an_end(case)
+        dear = case.shape in seen or not at_an_end(case) or is_by_trl(case, BY_TRL)
         chosen.append(pytest.param(case, marks=[*marks, pytest.mark.exhaustive] if dear else marks))
         seen.add(case.shape)
     return chosen
@@ -264,7 +290,10 @@ def on_what_is_installed(found: list[Case]) -> list[Any]:
     """
     first = {case.patch.name: case for case in sorted(found, key=lambda case: case.beside is None or stands_in(case))}
     return [
-        case if case is first[case.patch.name] else pytest.param(case, marks=pytest.mark.exhaustive) for case in found
+        case
+        if case is first[case.patch.name] and not is_by_trl(case, INSTALLED_BY_TRL)
+        else pytest.param(case, marks=pytest.mark.exhaustive)
+        for case in found
     ]
 
 

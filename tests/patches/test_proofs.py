@@ -25,7 +25,8 @@ PROOFS = sorted(
     if "PROOF = " in file.read_text()
 )
 BUILT_IN = {patch.name: patch for patch in plugin.rlhf_patches()}
-PROVEN = [patch for patch in BUILT_IN.values() if lookup.proof_of(patch) is not None]
+LOCATED = {name: found for name, patch in BUILT_IN.items() if (found := lookup.proof_of(patch)) is not None}
+PROVEN = [patch for patch in BUILT_IN.values() if patch.name in LOCATED]
 CANARIES = ("verl-rloo-singletons", "transformers-moe-aux-loss")
 EXCLUDING = (
     *("transformers-first-token-count", "transformers-smoothed-labels", "transformers-packed-documents"),
@@ -50,7 +51,7 @@ def test_it_is_found_by_its_patch(module):
     assert isinstance(proof, Proof)
     for case in proof.cases:
         patch = BUILT_IN[case.patch]
-        assert lookup.proof_of(patch) == (proof, f"{package}.{proof.worker or f'{name}_ranks'}")
+        assert LOCATED[patch.name] == (proof, f"{package}.{proof.worker or f'{name}_ranks'}")
         assert case.framework == patch.distribution
         assert len(case.title) <= 33, "more does not fit into the tables"
 
@@ -101,7 +102,7 @@ def test_what_applies_here_is_repaired_here():
 def test_it_is_repaired_where_the_bug_is_and_its_condition_is_told(patch, run_ranks):
     """The proof's worker on forks of a process that has loaded what it takes: else as the command does."""
     (row,) = evaluate.inspect([Registered(patch, "tests")])
-    proof, worker = lookup.proof_of(patch).proof, lookup.proof_of(patch).worker
+    proof, worker = LOCATED[patch.name]
     if row.status != "applies" or lookup.missing(proof.needs):
         pytest.skip(f"{patch.name} is not for this environment: {row.status}")
     settings = {"HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu", **dict(proof.settings)}
@@ -122,7 +123,7 @@ def test_it_is_repaired_where_the_bug_is_and_its_condition_is_told(patch, run_ra
 
 @pytest.mark.parametrize("patch", [patch for patch in BUILT_IN.values() if patch.kind == "patch"], ids=str)
 def test_each_patch_has_a_proof_or_says_why_not(patch):
-    assert lookup.proof_of(patch) is not None or lookup.why_none(patch)
+    assert patch.name in LOCATED or lookup.why_none(patch)
 
 
 def test_most_patches_that_can_have_one_do():

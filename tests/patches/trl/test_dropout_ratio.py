@@ -115,33 +115,39 @@ def users(run_ranks):
     return found
 
 
+@exhaustive
 @pytest.mark.parametrize("case", [case for case in HOW if case not in (*REPAIRED, *CORRECTED)])
 def test_what_a_user_has_changed_is_as_released(users, case):
     assert users["after"][case] == users["before"][case]
     assert users["before"][case]["steps"][0]["error"] > 0.05
 
 
+@exhaustive
 def test_completions_of_an_earlier_train_have_another_policy(users):
     before, after = (users[state]["train() again"]["steps"] for state in ("before", "after"))
     assert after[0]["error"] < ROUNDING < before[0]["error"]
     assert after[1] == before[1]
 
 
+@exhaustive
 @pytest.mark.parametrize("case", CORRECTED)
 def test_with_importance_weights_of_an_engine_it_is_as_released(users, case):
     assert users["after"][case] == users["before"][case]
 
 
+@exhaustive
 def test_where_nothing_is_clipped_the_released_weight_is_that_of_the_loss(users):
     assert users["before"]["engine"]["steps"][0]["error"] < ROUNDING
 
 
+@exhaustive
 @pytest.mark.parametrize("case", ["own rewards", "engine, not corrected"])
 def test_other_methods_of_a_user_and_an_engine_change_nothing(users, case):
     assert is_right(users["after"], case)
     assert users["before"][case]["steps"][0]["error"] > 0.05
 
 
+@exhaustive
 def test_two_ranks(run_ranks):
     reports = run_ranks(WORKER, "RLOO, micro-batches", "RLOO, none", levels=TRL, ranks=2, ACCELERATE_USE_CPU="true")
     for found in reports:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_patches.patches.verl.proofs import merged_lora_ranks
 from tests.harness import side_by_side
 from tests.harness.by_case import exhaustive_but
 from tests.harness.forkserver import PACKAGES, Level
@@ -20,7 +19,7 @@ RULE_COVERAGE = {
     "restores the base model": "test_the_model_is_as_it_was",
     "are not affected": "test_where_it_was_right_upstreams_own_iterator_is_given",
 }
-WORKER = merged_lora_ranks.__name__
+WORKER = "rlhf_patches.patches.verl.proofs.merged_lora_ranks"
 BUG = ("merged", "in bfloat16", "with offload", "closed early")
 RIGHT = ("fsdp1", "adapters", "no LoRA")
 #: What is sent is bfloat16, rounded once, by at most 2**-8 of a number; parameters in bfloat16 are rounded where LoRA

@@ -20,7 +20,9 @@ def release(request):
     return request.param
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(1, marks=pytest.mark.exhaustive), 2], ids=["one rank", "two ranks"]
+)
 def reports(run_ranks, release, request):
     levels = verl_workers(None if release == "0.9" else release)
     reports = run_ranks(rehearsal_ranks.__name__, levels=levels, ranks=request.param, TORCHDYNAMO_DISABLE="1")

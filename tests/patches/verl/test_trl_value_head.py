@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from rlhf_patches.patches.verl import _value_head_class
-from rlhf_patches.patches.verl.proofs import trl_value_head_ranks
 from tests.harness import unpacked
 from tests.harness.forkserver import Level, verl
 from tests.harness.logs import diagnosed
@@ -26,7 +25,7 @@ RULE_COVERAGE = {
     "with the same error as before": "test_where_trl_has_removed_it_every_model_is_prepared",
     "The patch adds nothing to TRL": "test_nothing_is_put_into_trl",
 }
-WORKER, PATCH = trl_value_head_ranks.__name__, trl_value_head_ranks.PATCH
+WORKER, PATCH = "rlhf_patches.patches.verl.proofs.trl_value_head_ranks", "verl-trl-value-head"
 #: Of values around 1, float64: TRL's head, and the formula's product.
 TOLERANCE = 1e-12
 ERROR = "ImportError: cannot import name 'AutoModelForCausalLMWithValueHead' from 'trl'"
