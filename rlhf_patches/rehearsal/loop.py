@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from . import labels, loop_accelerate, loop_checks, loop_models, loop_ranks, loop_windows, rates
+from . import labels, loop_accelerate, loop_checks, loop_generation, loop_models, loop_ranks, loop_windows, rates
 from .loop_gradients import Follower
 from .loop_models import Models, Step
 from .loop_ranks import Seen
@@ -53,6 +53,7 @@ class LoopRehearsal:
         self._optimizers: dict[int, _Optimizer] = {}
         self._models: Models | None = None
         self._inputs: loop_checks.Inputs | None = None
+        self._generation: loop_generation.Generation | None = None
         self._why_not = ""
         self._depth, self._stepping = 0, 0
         self._entered_autocast = False
@@ -95,8 +96,9 @@ class LoopRehearsal:
     def leave(self) -> None:
         """Remove all hooks: the loop is another one's, or it is over."""
         self._active = False
-        if self._inputs is not None:
-            self._inputs.close()
+        for watching in (self._inputs, self._generation):
+            if watching is not None:
+                watching.close()
         for each in self._undo:
             each()
         self._undo = []
@@ -173,6 +175,7 @@ class LoopRehearsal:
         if self._models is None:
             self._models = loop_models.found(self._follower.reached())
             self._inputs = loop_checks.Inputs(self._models)
+            self._generation = loop_generation.Generation(self._models)
         known.windows.append(loop_windows.read(optimizer, self._follower, self._names(), self._averaged()))
         known.given |= {id(each) for each in loop_windows.parameters_of(optimizer) if each.grad is not None}
         known.before = loop_models.fingerprints(self._watched(optimizer))
@@ -220,7 +223,12 @@ class LoopRehearsal:
         rank_count = loop_ranks.number()[1]
         found = self._models.averaged() if self._models is not None and rank_count > 1 else []
         whole = [each for each in found if each.process_group.size() == rank_count]
-        return {id(own) for each in whole for own in each.module.parameters() if own.requires_grad}
+        return {
+            id(own)
+            for each in whole
+            for name, own in each.module.named_parameters()
+            if own.requires_grad and name not in getattr(each, "parameters_to_ignore", ())
+        }
 
     # -- the end
 
@@ -247,12 +255,14 @@ class LoopRehearsal:
         if models is None:
             return [not_checked(GRADIENT, self._why_not or "no backward pass was seen")]
         local = next((f"{name} is in use" for name in _LOCAL if name in sys.modules), "")
-        seen = Seen([each.windows for each in known], [each.states for each in known], bool(self._averaged()), local)
+        averaged = self._averaged()
+        names = frozenset(name for name, each in models.named.items() if id(each) in averaged)
+        seen = Seen([each.windows for each in known], [each.states for each in known], names, local)
         of_ranks, why = loop_ranks.exchanged((seen, self._unknown(models)))
         why = why or next((each[1] for each in of_ranks if each[1]), "")
         seen_by = [each[0] for each in of_ranks]
         together = loop_ranks.alike(seen_by)
-        if self._averaged() and not together and not why:
+        if averaged and not together and not why:
             why = "the ranks took different windows"
         relations = [self._gradient(seen_by, why, together)]
         if len(seen_by) > 1 and together:
@@ -270,6 +280,7 @@ class LoopRehearsal:
         if not self._goes_on and self._inputs is not None:
             more.append(loop_checks.evaluation_relation(self._inputs))
             more += loop_checks.data_relations(alive.loaders)
+        more.append(self._generation.relation() if self._generation is not None else None)
         if self._inputs is not None:
             self.trained_on = self._inputs.trained_on()
         more += [self.trained_on.relation()] if self.trained_on is not None else []

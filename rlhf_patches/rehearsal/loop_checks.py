@@ -18,8 +18,8 @@ EVALUATION = "evaluation mode"
 AUTOCAST = "autocast"
 WORKERS = "data loader workers"
 ROWS = "rows of a batch"
-GENERATION = "generated tokens"
 _ASKED = 4
+_NOT_REPEATED = "two passes from the same state differ: a random generator of its own, a counter, or lost data"
 _PACKED = ("position_ids", "cu_seqlens", "cu_seq_lens_q", "seq_idx", "seq_lens", "num_tokens")
 
 
@@ -39,7 +39,7 @@ class Inputs:
         ]
 
     def _keep(self, module: torch.nn.Module, given: Any, named: Any) -> None:
-        if module.training and module not in self.kept:
+        if module.training and torch.is_grad_enabled() and module not in self.kept:
             self.kept[module] = states.copy_of(given), states.copy_of(named)
 
     def trained_on(self) -> labels.Trained | None:
@@ -67,15 +67,21 @@ def evaluation_relation(inputs: Inputs) -> Relation | None:
         try:
             inner.eval()
             made = [_output(inner, given, named, each) for each in (random, random, random.another())]
-            if made[0] is None or not _same(made[0], made[1]):
+            if made[0] is None:
                 continue
+            if not _same(made[0], made[1]):
+                return Relation(EVALUATION, Verdict.NOTE, "", _NOT_REPEATED)
             if _same(made[0], made[2]):
                 return Relation(EVALUATION, Verdict.HOLDS, "0", "two passes with other random states are equal")
-            with pieces.without_dropout(inner):
-                plain = [_output(inner, given, named, each) for each in (random, random.another())]
-            if plain[0] is not None and _same(plain[0], plain[1]):
+            with pieces.without_dropout(inner) as has_dropout:
+                plain = [_output(inner, given, named, each) for each in (random, random.another(), random)]
+            again = [_output(inner, given, named, each) for each in (random, random.another())]
+            repeats = _same(made[0], again[0]) and _same(made[2], again[1])
+            if has_dropout and repeats and _same(plain[0], plain[1]) and _same(plain[0], plain[2]):
                 text = f"dropout stays on in {type(inner).__name__}.eval()"
                 return Relation(EVALUATION, Verdict.DEVIATES, "", text)
+            if not repeats:
+                return Relation(EVALUATION, Verdict.NOTE, "", _NOT_REPEATED)
             return Relation(EVALUATION, Verdict.NOTE, "", "the model draws random numbers in evaluation mode")
         except Exception:  # the user's forward() may do other things in evaluation mode
             continue

@@ -35,13 +35,13 @@ class Seen:
     Args:
         windows: the windows of each optimizer.
         states: for each optimizer and step the parameters' fingerprints before the first step and after each step.
-        averaged: whether the parameters belong to DistributedDataParallel over all ranks.
+        averaged: the names of parameters that DistributedDataParallel averages over all ranks.
         local: why ranks may differ on purpose; empty if they may not.
     """
 
     windows: list[list[Window]]
     states: list[list[dict[str, int]]]
-    averaged: bool
+    averaged: frozenset[str]
     local: str
 
 
@@ -108,9 +108,23 @@ def windows_of(of_ranks: Sequence[Seen], rank: int) -> list[list[Window]]:
 def relations(of_ranks: Sequence[Seen]) -> list[Relation]:
     """Return the relations between ranks."""
     if not began_equal(of_ranks):
+        if of_ranks[0].averaged:
+            return [_beginnings(of_ranks)]
         text = "the ranks began with different parameters (shards, or an initialization by rank)"
         return [Relation(RANKS, Verdict.NOT_CHECKED, "", text)]
     return [_gradients(of_ranks), _parameters(of_ranks)]
+
+
+def _beginnings(of_ranks: Sequence[Seen]) -> Relation:
+    """Parameters that DistributedDataParallel averages are the same on all ranks from the beginning."""
+    starts = [{name: each for states in seen.states for name, each in states[0].items()} for seen in of_ranks]
+    wrong = [name for name in starts[0] if any(each.get(name) != starts[0][name] for each in starts[1:])]
+    wrong = [name for name in wrong if name in of_ranks[0].averaged]
+    if not wrong:
+        text = "the ranks began with different parameters, none of which is averaged"
+        return Relation(PARAMETERS, Verdict.NOT_CHECKED, "", text)
+    text = f"{len(wrong)} differ before the first step, although the ranks average their gradients: {shown(wrong)}"
+    return Relation(PARAMETERS, Verdict.DEVIATES, f"{len(starts[0]) - len(wrong)} equal", text)
 
 
 def _gradients(of_ranks: Sequence[Seen]) -> Relation:
