@@ -147,31 +147,32 @@ def test_a_bound_that_slime_refuses_is_ignored_as_released(caplog):
         assert caplog.messages[-1].startswith(f"--eps-clip-c {refused} is ignored")
 
 
+@pytest.mark.xdist_group("torch.compile")  # what it imports takes seconds
 @pytest.mark.parametrize(
-    ("function", "takes"),
+    ("make", "takes"),
     [
-        (released, True),
-        (torch.compile(released, dynamic=True), True),
-        (torch.compile(torch.compile(released)), True),
-        (own, False),
-        (torch.compile(own), False),
-        (before_it, False),
-        (torch.autocast("cpu")(torch.compile(released)), True),
-        (torch.autocast("cpu")(released), True),
-        (torch.autocast("cpu")(decorated(torch.compile(released))), False),
-        (torch.enable_grad()(decorated(torch.compile(released))), False),
-        (torch.enable_grad()(functools.wraps(torch.compile(released))(own)), False),
-        (decorated(torch.compile(released)), False),
-        (decorated(released), False),
-        (torch.compile(decorated(released)), False),
-        (decorated_by_name(torch.compile(released)), False),
-        (functools.partial(released, eps_clip_c=3.0), False),
-        (lambda kl, advantages, low, high: None, False),
-        (lambda kl, advantages, low, high, scale: None, False),
-        (lambda kl, advantages, low, high, *, eps_clip_c: None, False),
-        (lambda *args: None, False),
-        (SimpleNamespace(), False),
+        (lambda: released, True),
+        (lambda: torch.compile(released, dynamic=True), True),
+        (lambda: torch.compile(torch.compile(released)), True),
+        (lambda: own, False),
+        (lambda: torch.compile(own), False),
+        (lambda: before_it, False),
+        (lambda: torch.autocast("cpu")(torch.compile(released)), True),
+        (lambda: torch.autocast("cpu")(released), True),
+        (lambda: torch.autocast("cpu")(decorated(torch.compile(released))), False),
+        (lambda: torch.enable_grad()(decorated(torch.compile(released))), False),
+        (lambda: torch.enable_grad()(functools.wraps(torch.compile(released))(own)), False),
+        (lambda: decorated(torch.compile(released)), False),
+        (lambda: decorated(released), False),
+        (lambda: torch.compile(decorated(released)), False),
+        (lambda: decorated_by_name(torch.compile(released)), False),
+        (lambda: functools.partial(released, eps_clip_c=3.0), False),
+        (lambda: lambda kl, advantages, low, high: None, False),
+        (lambda: lambda kl, advantages, low, high, scale: None, False),
+        (lambda: lambda kl, advantages, low, high, *, eps_clip_c: None, False),
+        (lambda: lambda *args: None, False),
+        (lambda: SimpleNamespace(), False),
     ],
 )
-def test_a_bound_is_given_to_what_takes_one(function, takes):
-    assert eps_clip_c.bound(SimpleNamespace(eps_clip_c=3.0), function) == ((3.0,) if takes else ())
+def test_a_bound_is_given_to_what_takes_one(make, takes):
+    assert eps_clip_c.bound(SimpleNamespace(eps_clip_c=3.0), make()) == ((3.0,) if takes else ())
