@@ -68,9 +68,8 @@ def test_every_rank_is_patched(installed, tmp_path, launcher, framework, way):
         assert report["ours"]
 
 
-@pytest.mark.parametrize(
-    "launcher", ["torch", *(pytest.param(name, marks=exhaustive) for name in ("deepspeed", "accelerate"))]
-)
+@exhaustive  # without a launcher, and with torchrun: test_verify.py
+@pytest.mark.parametrize("launcher", ["torch", "deepspeed", "accelerate"])
 def test_a_difference_gets_out_of_each_library(installed, tmp_path, launcher):
     """RLHF_PATCHES_VERIFY raises within the library's own initialization; nobody may swallow that."""
     reports = launch(installed, launcher, tmp_path, "--disable-on", "1", **SITE_HOOK)
