@@ -126,8 +126,10 @@ def written_in(function: Any) -> str:
 
 
 def base(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model without the wrappers of ``torch.compile`` and PEFT."""
+    """Return the model without the wrappers of FSDP1, ``torch.compile`` and PEFT."""
     plain: torch.nn.Module = getattr(model, "_orig_mod", model)
+    if type(plain).__name__ == "FullyShardedDataParallel":
+        plain = plain.module
     return plain.get_base_model() if type(plain).__module__.startswith("peft.") else plain
 
 

@@ -1,4 +1,4 @@
-"""Reads a run's gradients: whole on each rank, or sharded by DeepSpeed's ZeRO or by FSDP2.
+"""Reads a run's gradients: whole on each rank, or sharded by DeepSpeed's ZeRO or by FSDP.
 
 ``torch.autograd.grad`` computes a micro-batch's own gradient: it adds to no ``.grad``, so nothing is reduced.
 """
@@ -166,6 +166,98 @@ class FullyShard(Whole):
             module.reshard()
 
 
+class FlatShards(Whole):
+    """FSDP1: each wrapped module's parameters are one flat parameter, of which a rank holds a part.
+
+    Args:
+        model: the outermost ``FullyShardedDataParallel``.
+    """
+
+    shows_ranks = False
+
+    def __init__(self, model: Any) -> None:
+        self._modules = model.fsdp_modules(model)
+        self._handles = [each._handle for each in self._modules if each._handle is not None]
+        super().__init__(model)
+        self.named = {name.replace("_fsdp_wrapped_module.", ""): each for name, each in self.named.items()}
+
+    def _size(self, parameter: Any) -> int:
+        flats = [each.flat_param for each in self._handles if each.flat_param._params is not None]
+        sizes = [each for flat in flats for each in zip(flat._params, flat._numels, strict=True)]
+        return next((int(size) for own, size in sizes if own is parameter), super()._size(parameter))
+
+    def cannot(self) -> str:
+        if any(each.flat_param._params is None for each in self._handles):
+            return "FSDP1 without use_orig_params"
+        if any(each._offload_params for each in self._handles):
+            return "FSDP1 offloads the gradients to the CPU"
+        known = {id(own) for each in self._handles for own in each.flat_param._params}
+        if not known.issuperset(map(id, self.parameters)):
+            return "FSDP1 leaves out some of the parameters"
+        return super().cannot()
+
+    def coarse(self) -> str:
+        return "weights are sharded (FSDP1)"
+
+    def window(self) -> Iterator[torch.Tensor | None]:
+        yield from self._split([self._gathered(each) for each in self._handles])
+
+    def _gathered(self, handle: Any) -> torch.Tensor | None:
+        flat, mine = handle.flat_param, handle.flat_param.grad
+        if not handle.uses_sharded_strategy:
+            return mine
+        part = torch.zeros_like(flat._local_shard) if mine is None else mine
+        parts = part.new_empty(part.numel() * handle.world_size)
+        torch.distributed.all_gather_into_tensor(parts, part.contiguous(), group=handle.process_group)
+        return parts
+
+    def _split(self, flats: list[torch.Tensor | None]) -> Iterator[torch.Tensor | None]:
+        parts: dict[int, torch.Tensor] = {}
+        for handle, flat in zip(self._handles, flats, strict=True):
+            if flat is not None:
+                sizes = handle.flat_param._numels_with_padding
+                pieces = flat[: sum(sizes)].split(sizes)
+                kept = [each for each, pad in zip(pieces, handle.flat_param._is_padding_mask, strict=True) if not pad]
+                parts |= {id(own): each for own, each in zip(handle.flat_param._params, kept, strict=True)}
+        yield from (parts.get(id(each)) for each in self.parameters)
+
+    def own(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor | None]:
+        trained = set(map(id, self.parameters))
+        flats = [each.flat_param for each in self._handles]
+        used = [each for each in flats if not trained.isdisjoint(map(id, each._params))]
+        with self.aside():
+            made = loss()
+            kept = [each.requires_grad for each in used]
+            for each in used:  # a forward pass without adapters, which are frozen in it, freezes the flat parameter
+                each.requires_grad_(True)
+            made_of = dict(zip(map(id, used), torch.autograd.grad(made, used, allow_unused=True), strict=True))
+            for each, requires in zip(used, kept, strict=True):
+                each.requires_grad_(requires)
+        self.after_forward()
+        return list(self._split([made_of.get(id(each)) for each in flats]))
+
+    def after_forward(self) -> None:
+        from torch.distributed.fsdp import _runtime_utils
+
+        for module in self._modules:  # the outermost one stays gathered, so that an update of it would be lost
+            handle = module._handle
+            if handle is not None and handle.uses_sharded_strategy and not handle.needs_unshard():
+                _runtime_utils._reshard(module, handle, True)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        flats = [each.flat_param for each in self._handles]
+        kept = [each.grad for each in flats]
+        with super().aside():
+            try:
+                for each in flats:
+                    each.grad = None
+                yield
+            finally:
+                for each, gradient in zip(flats, kept, strict=True):
+                    each.grad = gradient
+
+
 def _groups(state: Any) -> Sequence[Any]:
     """Return the groups of parameters that are gathered together; torch before 2.13 has one or none per module."""
     if hasattr(state, "_fsdp_param_groups"):
@@ -188,6 +280,8 @@ def of(trainer: Any, model: Any) -> tuple[Whole, str]:
         where: Whole = Zero(model)
     elif kind == "FSDP" and getattr(trainer.accelerator, "is_fsdp2", False):
         where = FullyShard(model)
+    elif kind == "FSDP" and hasattr(model, "fsdp_modules") and hasattr(model, "_handle"):
+        where = FlatShards(model)
     else:
         where = Whole(model)
         if kind in ("FSDP", "MEGATRON_LM", "TP"):

@@ -82,14 +82,21 @@ def test_on_two_ranks(run_ranks, patches):
         assert found[0]["transformers/t5"]["acted"]["repaired"] == [SCALE]
 
 
-SHARDED = [("zero3", "trl/sft")]
+SHARDED = [("zero3", "trl/sft"), ("fsdp1", "trl/sft")]
 MORE_SHARDED = [
     ("fsdp2", "trl/sft"),
     ("zero2", "transformers/t5"),
     *((kind, "transformers/mixtral") for kind in ("zero1", "zero2")),
     *((kind, "transformers/t5") for kind in ("zero1", "zero3")),
     *((kind, name) for kind in ("zero1", "zero2", "zero3", "fsdp2") for name in ("transformers/llama", "trl/dpo")),
-    *((f"{kind}, {way}", "trl/sft") for kind in ("zero2", "zero3", "fsdp2") for way in (*WAYS, "two of three")),
+    ("fsdp1", "transformers/t5"),
+    *(("fsdp1", name) for name in ("transformers/llama", "trl/dpo", "trl/kto")),
+    ("fsdp1, LoRA", "trl/dpo"),
+    *(
+        (f"{kind}, {way}", "trl/sft")
+        for kind in ("zero2", "zero3", "fsdp1", "fsdp2")
+        for way in (*WAYS, "two of three")
+    ),
 ]
 
 
@@ -152,7 +159,8 @@ def test_rounded_frequencies_are_found(run_ranks, patches):
 
 
 @pytest.mark.parametrize(
-    "variant", ["zero3, dropout", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("zero2", "fsdp2"))]
+    "variant",
+    ["zero3, dropout", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("zero2", "fsdp1", "fsdp2"))],
 )
 def test_a_run_in_shards_that_goes_on_is_the_run_without_it(run_ranks, variant):
     for of_rank in run_ranks(WORKER, "go-on", "trl/sft", "--variant", variant, levels=TRL, ranks=2):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
 import transformers
 
 from rlhf_patches import settings
-from rlhf_patches.rehearsal import applied, checkpoint, neighbors, swap
+from rlhf_patches.rehearsal import applied, checkpoint, neighbors, sharding, swap
 from rlhf_patches.rehearsal.ranks import Mine
 from tests.harness.forkserver import TRL
 from tests.patches.transformers import rehearsal_faults_ranks as runs
@@ -40,6 +41,8 @@ def test_the_gradient_at_the_step(run_ranks):
         assert row["verdict"] == verdict, case
         assert text in row["text"], case
     assert found["clipped"][applied.NAME]["measured"] == "0.104 x"
+    for case in ("scaled", "scaled, not fused"):
+        assert found[case]["micro-batch weights"]["verdict"] == "holds"
     row = found["skipped"]["micro-batch weights"]
     assert (row["verdict"], row["text"]) == ("not checked", "the window's gradient is not finite (float16 scaler)")
 
@@ -164,6 +167,22 @@ def test_the_limit_s_word(word, seconds):
 def test_a_limit_that_is_none(word):
     with pytest.raises(settings.SettingsError, match="expected a number of seconds above 0"):
         settings.rehearse({"RLHF_PATCHES_REHEARSE": word})
+
+
+# -- where gradients cannot be read
+
+SEVERAL = "several GPUs in one process (torch.nn.DataParallel)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "devices", "why"),
+    [("NO", 0, ""), ("MULTI_GPU", 2, SEVERAL), ("FSDP", 1, "are sharded (FSDP)"), ("TP", 1, "are sharded (TP)")],
+)
+def test_where_gradients_cannot_be_read(kind, devices, why):
+    accelerator = types.SimpleNamespace(distributed_type=types.SimpleNamespace(value=kind))
+    trainer = types.SimpleNamespace(accelerator=accelerator, args=types.SimpleNamespace(n_gpu=devices))
+    _, found = sharding.of(trainer, torch.nn.Linear(2, 2))
+    assert (why in found) if why else not found
 
 
 # -- the inputs
