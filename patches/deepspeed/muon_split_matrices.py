@@ -58,8 +58,9 @@ ranks (`all_reduce` in place of one `reduce` per rank), as the default does, whi
 
 One rank, `"reduce_scatter": false`, `"contiguous_gradients": false` and other optimizers are not affected. The patch
 does not change an optimizer on the CPU (see `deepspeed-muon-offload`), ZenFlow, a subclass of DeepSpeed's Muon or of
-its ZeRO optimizer, or functions of your own in place of theirs. fp16 is not repaired: up to 0.19.7, ZeRO divides
-Muon's updates by the loss scale, so that matrices hardly move.""",
+its ZeRO optimizer, or functions of your own in place of theirs. ZeRO-2 with accumulation also needs
+`deepspeed-zero2-accumulation` up to 0.18.2. fp16 is not repaired: up to 0.19.7, ZeRO divides Muon's updates by the loss
+scale, so that matrices hardly move.""",
     changes_numbers="""\
 From 0.17.6 to 0.19.2, matrices that two ranks or more share moved in a direction that is partly one rank's own. With
 the patch they move as on one rank. The size of Muon's step does not depend on the gradient, so a tuned learning rate
