@@ -1,4 +1,4 @@
-"""Muon with an optimizer on the CPU: ``--out FOLDER [CASE ...]``, on two ranks, against Muon's definition in float64."""
+"""Muon with an optimizer on the CPU: ``--out FOLDER [CASE ...]``, on two ranks, against Muon in float64."""
 
 from __future__ import annotations
 
