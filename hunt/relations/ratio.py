@@ -4,11 +4,12 @@ from typing import Any
 
 from hunt.relations import Pair
 
-DROPOUT: dict[str, Any] = {"dropout": 0.5}
+NONE: dict[str, Any] = {"epsilon": 1e-4, "dropout": 0.0}
+DROPOUT = {**NONE, "dropout": 0.5}
 AHEAD = {"accumulation": 2, "micro_batch": 4}
 
 PAIRS = [
-    Pair("dropout", {"dropout": 0.0}, DROPOUT, ("ratios of 1",)),
-    Pair("dropout-accumulating", {"dropout": 0.0, **AHEAD}, {**DROPOUT, **AHEAD}, ("ratios of 1",)),
-    Pair("dropout-2-ranks", {"dropout": 0.0}, {**DROPOUT, "micro_batch": 4, "ranks": 2}, ("ratios of 1",)),
+    Pair("dropout", NONE, DROPOUT, ("ratios of 1",)),
+    Pair("dropout-accumulating", {**NONE, **AHEAD}, {**DROPOUT, **AHEAD}, ("ratios of 1",)),
+    Pair("dropout-2-ranks", NONE, {**DROPOUT, "micro_batch": 4, "ranks": 2}, ("ratios of 1",)),
 ]

@@ -130,10 +130,18 @@ def metrics(*, name: str, micro_batch: int = 8, ranks: int = 1) -> Outcome:
 
 
 @trainer("trl/grpo-ratio", "trl/rloo-ratio")
-def ratios(*, name: str, micro_batch: int = 8, accumulation: int = 1, ranks: int = 1, dropout: float = 0.0) -> Outcome:
-    """Which share of the ratios is 1, to 1e-4."""
+def ratios(
+    *,
+    name: str,
+    epsilon: float = 1e-4,
+    micro_batch: int = 8,
+    accumulation: int = 1,
+    ranks: int = 1,
+    dropout: float = 0.0,
+) -> Outcome:
+    """Which share of the ratios is 1, up to ``epsilon``."""
     settings = {"micro_batch": micro_batch, "accumulation": accumulation, "ranks": ranks, "dropout": dropout}
-    return _run(name.partition("-")[0], "dapo", "Llama", groups(settings), settings, more={"epsilon": 1e-4})
+    return _run(name.partition("-")[0], "dapo", "Llama", groups(settings), settings, more={"epsilon": epsilon})
 
 
 def _run(

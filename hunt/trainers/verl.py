@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from hunt import groups
+from hunt import groups, policy_formulas
 from hunt.outcomes import Outcome
+from hunt.policy_formulas import Limits, Response
 from hunt.trainers import CannotRun, trainer
 
 PROMPTS, RESPONSES = (3, 5, 4, 2, 5, 3, 1, 4), (9, 2, 6, 4, 11, 1, 7, 5)
@@ -23,11 +25,21 @@ NO_TOKENS = (2, 5)
 GROUPS = "aabbaabb"
 MODES = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "dro", "cispo")
 AVERAGES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
+PAPERS = {"vanilla": "ppo", "geo_mean": "gmpo"}
+"""What the formula of a loss is called, where it has another name than verl's."""
+DIVERGENCES = {"kl-loss": "k3", **{f"kl-{kind}": kind for kind in ("k1", "k2", "abs", "k1+", "k3+")}}
 FIELDS = ("old_log_probs", "advantages", "ref_log_prob", "values", "returns")
 
 
-def made(order: str, answers: int, without: tuple[int, ...] = ()) -> list[dict[str, Any]]:
-    """Rows without padding: what is known of each token of a response, and which counts; 3 tokens in may not."""
+def made(order: str, answers: int, without: tuple[int, ...] = (), apart: float | None = None) -> list[dict[str, Any]]:
+    """Rows without padding: what is known of each token of a response, and which counts; 3 tokens in may not.
+
+    Args:
+        order: of the rows.
+        answers: tokens that do not count, within each response that is long enough.
+        without: rows of which none counts.
+        apart: how far the old policy's log-probabilities are from the model's.
+    """
     import torch
 
     rows = []
@@ -41,6 +53,9 @@ def made(order: str, answers: int, without: tuple[int, ...] = ()) -> list[dict[s
             values = values - 1.0 if "prob" in name or name == "model" else values
             row[name] = torch.full((len(mask),), -7.0).masked_scatter(mask, values)
         row["advantages"][:] = 1.0 - 0.4 * index  # of a sequence, as GRPO's
+        if apart is not None:
+            drawn = apart * torch.randn(len(mask), generator=generator)
+            row["old_log_probs"] = torch.where(mask, (row["model"] + drawn).clamp(max=-0.05), row["old_log_probs"])
         rows.append(row)
     return rows if order == "given" else rows[::-1]
 
@@ -142,7 +157,26 @@ def of_tokens(name: str, rows: list[dict[str, Any]], parameters: list[Any]) -> d
     return {name: torch.cat(parts)}
 
 
-SETTINGS = frozenset({"micro_batch", "accumulation", "ranks", "order", "answers", "padding", "padding_free"})
+def response_of(row: dict[str, Any], policy: Any) -> Response:
+    """The tokens of a row that count, given their log-probabilities."""
+    names = {"old": "old_log_probs", "advantages": "advantages", "reference": "ref_log_prob"}
+    return Response(policy, **{name: row[field][row["mask"]].double() for name, field in names.items()})
+
+
+def by_formula(rows: list[dict[str, Any]], loss: Callable[[list[dict[str, Any]], list[Any]], Any]) -> Outcome:
+    """As `step`, of a function of the rows and of what the model says of their tokens that count."""
+    import torch
+
+    parameters = [torch.nn.Parameter(row["model"][row["mask"]].double()) for row in rows]
+    total = loss(rows, parameters)
+    total.backward()
+    gradient = {f"row {row['index']}": each.grad for row, each in zip(rows, parameters, strict=True) if len(each)}
+    return {"loss": {"step": total.detach()}, "gradient": gradient}
+
+
+SETTINGS = frozenset(
+    {"micro_batch", "accumulation", "ranks", "order", "answers", "padding", "padding_free", "by", "apart"}
+)
 """Of `step_of`."""
 
 
@@ -158,10 +192,18 @@ def step_of(
     answers: int = 0,
     padding: int = 0,
     padding_free: bool | None = None,
+    by: str = "trainer",
+    apart: float | None = None,
+    formula: Callable[[list[dict[str, Any]], list[Any]], Any] | None = None,
 ) -> Outcome:
     """A step with one of verl's losses, of a model that returns one number for each token."""
+    rows = made(order, answers, apart=apart)
+    if by == "formula":
+        if formula is None:
+            raise CannotRun("chooses tokens at random")
+        return by_formula(rows, formula)
     return step(
-        made(order, answers),
+        rows,
         functools.partial(loss, config),
         functools.partial(of_tokens, output),
         micro_batch=micro_batch,
@@ -181,7 +223,7 @@ def _nested(padding_free: bool | None, padding: int) -> bool:
 @trainer(
     *(f"verl/{mode}-{average}" for mode in MODES for average in AVERAGES),
     "verl/fixed-scale",
-    "verl/kl-loss",
+    *(f"verl/{name}" for name in DIVERGENCES),
     takes=SETTINGS,
 )
 def actor(*, name: str, **settings: Any) -> Outcome:
@@ -190,8 +232,9 @@ def actor(*, name: str, **settings: Any) -> Outcome:
     more: dict[str, Any] = {}
     if name == "fixed-scale":
         mode, average, more["loss_scale_factor"] = "vanilla", "seq-mean-token-sum-norm", 10
-    elif name == "kl-loss":
+    elif name in DIVERGENCES:
         mode, average, more["use_kl_loss"], more["kl_loss_coef"] = "vanilla", "token-mean", True, 0.5
+        more["kl_loss_type"] = DIVERGENCES[name]
     else:
         mode, _, average = name.partition("-")
     try:
@@ -202,7 +245,7 @@ def actor(*, name: str, **settings: Any) -> Outcome:
     if mode not in policies:
         raise CannotRun(f"this verl has no loss {mode}")
     policy = type(ActorConfig.__dataclass_fields__["policy_loss"].default_factory())
-    options = {"dro_beta": 0.3} if mode == "dro" else {}
+    options = {"dro": {"dro_beta": 0.3}, "kl_cov": {"kl_cov_ratio": 0.2}}.get(mode, {})
     try:
         config = ActorConfig(
             strategy="fsdp",
@@ -214,7 +257,25 @@ def actor(*, name: str, **settings: Any) -> Outcome:
         )
     except (ValueError, TypeError) as error:
         raise CannotRun(str(error)) from error
-    return step_of(losses.ppo_loss, config, "log_probs", **settings)
+    formula = None if mode == "clip_cov" else functools.partial(actor_formula, mode, average, DIVERGENCES.get(name))
+    return step_of(losses.ppo_loss, config, "log_probs", formula=formula, **settings)
+
+
+def actor_formula(
+    mode: str, average: str, divergence: str | None, rows: list[dict[str, Any]], policies: Sequence[Any]
+) -> Any:
+    """What `actor` computes, with verl's defaults."""
+    responses = [response_of(row, policy) for row, policy in zip(rows, policies, strict=True)]
+    if mode == "kl_cov":
+        losses = policy_formulas.kl_cov(responses, 0.2, 0.1)
+    else:
+        limits = Limits(dual=None if mode == "gspo" else 3.0)
+        losses = [policy_formulas.LOSSES[PAPERS.get(mode, mode)](response, limits) for response in responses]
+    if divergence:
+        of_each = [policy_formulas.divergence(divergence, each.policy, each.reference) for each in responses]
+        losses = [loss + 0.5 * more for loss, more in zip(losses, of_each, strict=True)]
+    of_responses = {"sapo": "seq-mean-token-mean", "geo_mean": "seq-mean-token-mean"}  # whatever is asked for
+    return policy_formulas.averaged(losses, of_responses.get(mode, average), max(len(row["mask"]) for row in rows))
 
 
 @trainer(*(f"verl/critic-{average}" for average in AVERAGES if average != "token-sum"), takes=SETTINGS)
@@ -227,7 +288,16 @@ def critic(*, name: str, **settings: Any) -> Outcome:
         raise CannotRun("this verl has no losses for its engine") from error
     config = object.__new__(CriticConfig)  # its constructor wants a tokenizer
     vars(config).update(loss_agg_mode=name.partition("-")[2], cliprange_value=0.5, loss_scale_factor=None)
-    return step_of(losses.value_loss, config, "values", **settings)
+    return step_of(
+        losses.value_loss, config, "values", formula=functools.partial(critic_formula, config.loss_agg_mode), **settings
+    )
+
+
+def critic_formula(average: str, rows: list[dict[str, Any]], predicted: Sequence[Any]) -> Any:
+    """What `critic` computes."""
+    given = [[row[name][row["mask"]].double() for name in ("values", "returns")] for row in rows]
+    losses = [policy_formulas.clipped_values(each, *both, 0.5) for each, both in zip(predicted, given, strict=True)]
+    return policy_formulas.averaged(losses, average, max(len(row["mask"]) for row in rows))
 
 
 @trainer("verl/distillation-forward_kl_topk", "verl/distillation-k3")
