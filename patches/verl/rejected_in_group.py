@@ -6,11 +6,11 @@ from rlhf_patches import Condition, Guard, Patch, Variant, Wrap
 
 _MODULE = "verl.trainer.ppo.core_algos"
 _OURS = f"{__package__}._rejected:of_kept"
-_READ = "0.6.1 to 0.9.1"
+_READ = "0.6.0 to 0.9.1"
 _FORMS = {
     "compute_grpo_outcome_advantage": {"369d6302a2c61313": _READ},
     "compute_grpo_vectorized_outcome_advantage": {
-        "3c44ab8b8e5a45da": "0.6.1, 0.7.0",
+        "3c44ab8b8e5a45da": "0.6.0 to 0.7.0",
         "158ca27f014a8428": "0.7.1",
         "1d4a17a7956e3461": "0.8.0.dev0 to 0.9.1",
     },
