@@ -60,6 +60,24 @@ VLLM: Levels = (*TORCH, Level("tests.harness.loading:vllm"))
 TRL: Levels = (*PACKAGES, Level("tests.harness.loading:trl"))
 
 
+def trl_beside(release: str) -> Levels:
+    """A release of TRL with its own transformers, ``trl-1.5``, and its GRPO trainer."""
+    return (
+        *TORCH,
+        Level("tests.harness.loading:trl", str(side_by_side.folder(release))),
+        Level("tests.harness.loading:trl_grpo"),
+    )
+
+
+def trl_with_liger(*folders: str) -> Levels:
+    """A release of TRL, in folders, with Liger's losses, on what several of them import."""
+    return (
+        Level("tests.harness.loading:torch_and_interpreter", str(side_by_side.folder("liger-0.8"))),
+        Level("tests.harness.loading:transformers_alone"),
+        Level("tests.harness.loading:trl_kto_with_liger", os.pathsep.join(folders)),
+    )
+
+
 def trainer(entry: str) -> Levels:
     """The trainer of a framework on megatron-core; megatron-core alone where the entry is of none.
 

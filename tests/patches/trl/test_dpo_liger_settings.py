@@ -17,8 +17,8 @@ from packaging.specifiers import SpecifierSet
 from rlhf_patches.patches.trl._conditions import settings_of_liger
 from rlhf_patches.patches.trl.dpo_liger_settings import PATCH, settings
 from rlhf_patches.testing import PatchContract
-from tests.harness import logs, side_by_side, unpacked
-from tests.harness.forkserver import Level
+from tests.harness import logs, unpacked
+from tests.harness.forkserver import trl_with_liger
 
 RULE_COVERAGE = {
     "minimal scope": "test_what_was_right_is_the_same_bit_for_bit",
@@ -53,10 +53,7 @@ class TestContract(PatchContract):
 @pytest.fixture
 def trained(run_ranks):
     def run(version, *cases):
-        levels = (
-            Level("tests.harness.loading:torch_and_interpreter", str(side_by_side.folder("liger-0.8"))),
-            Level("tests.harness.loading:trl_kto_with_liger", unpacked.folders(f"trl=={version}")),
-        )
+        levels = trl_with_liger(unpacked.folders(f"trl=={version}"))
         (found,) = run_ranks(WORKER, *cases, levels=levels, ranks=1)
         assert found[PATCH.name] == [version, "unaffected" if version == "1.13.0" else "applied"]
         if "reached" in found:

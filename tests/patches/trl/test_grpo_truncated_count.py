@@ -12,7 +12,7 @@ import pytest
 from rlhf_patches.patches.trl.grpo_truncated_count import PATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness import unpacked
-from tests.harness.forkserver import TORCH, Level
+from tests.harness.forkserver import TORCH, Level, trl_beside
 from tests.harness.side_by_side import folder
 
 RULE_COVERAGE = {
@@ -40,7 +40,7 @@ WRONG = ("masked", "masked, an environment")
 SAME = ("none is truncated", "not masked", "masked, grpo")
 #: Forward and backward in float32, of a model of one layer; seen are 4e-7.
 ROUNDING = 1e-5
-BESIDE = Level("tests.harness.loading:trl_grpo", str(folder("trl-1.5")))
+BESIDE = trl_beside("trl-1.5")
 
 
 class TestContract(PatchContract):
@@ -52,7 +52,7 @@ class TestContract(PatchContract):
 @pytest.fixture
 def report(run_ranks):
     (found,) = run_ranks(
-        WORKER, *WRONG, HALF, *SAME, "all are truncated", levels=(*TORCH, BESIDE), ranks=1, ACCELERATE_USE_CPU="true"
+        WORKER, *WRONG, HALF, *SAME, "all are truncated", levels=BESIDE, ranks=1, ACCELERATE_USE_CPU="true"
     )
     assert found[PATCH.name] == found["trl-grpo-dapo-scale"] == ["1.5.1", "applied"]
     return found
@@ -97,7 +97,7 @@ def test_what_is_one_s_own_is_left_alone(run_ranks):
     """A subclass may have left the truncated tokens out itself, as these have."""
     (found,) = run_ranks(
         "tests.patches.trl.grpo_truncated_count_own_ranks",
-        levels=(*TORCH, BESIDE),
+        levels=BESIDE,
         ranks=1,
         ACCELERATE_USE_CPU="true",
     )
@@ -114,7 +114,7 @@ def test_reverted_it_is_trl_s_own_again(report):
 
 def test_on_two_ranks(run_ranks):
     """The tokens of both count, of which each has another number."""
-    reports = run_ranks(WORKER, "masked", levels=(*TORCH, BESIDE), ACCELERATE_USE_CPU="true")
+    reports = run_ranks(WORKER, "masked", levels=BESIDE, ACCELERATE_USE_CPU="true")
     for found in reports:
         is_repaired(found, "masked")
     assert reports[0]["after"]["masked"]["gradient"] == reports[1]["after"]["masked"]["gradient"]

@@ -11,8 +11,8 @@ import pytest
 
 from rlhf_patches.patches.trl.kto_liger_reference import PATCH, ignores_the_reference
 from rlhf_patches.testing import PatchContract
-from tests.harness import side_by_side, unpacked
-from tests.harness.forkserver import Level
+from tests.harness import unpacked
+from tests.harness.forkserver import trl_with_liger
 
 RULE_COVERAGE = {
     "minimal scope": "test_what_was_right_is_the_same_bit_for_bit",
@@ -37,10 +37,7 @@ class TestContract(PatchContract):
 @pytest.fixture
 def trained(run_ranks):
     def run(version):
-        levels = (
-            Level("tests.harness.loading:torch_and_interpreter", str(side_by_side.folder("liger-0.8"))),
-            Level("tests.harness.loading:trl_kto_with_liger", unpacked.folders(f"trl=={version}")),
-        )
+        levels = trl_with_liger(unpacked.folders(f"trl=={version}"))
         (found,) = run_ranks(WORKER, levels=levels, ranks=1)
         assert (found["version"], found["status"]) == (version, "applied")
         return found

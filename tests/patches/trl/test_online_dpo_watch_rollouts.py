@@ -6,8 +6,7 @@ import pytest
 
 from rlhf_patches.patches.trl.online_dpo_watch_rollouts import WATCH
 from rlhf_patches.testing import PatchContract
-from tests.harness.forkserver import TORCH, Level
-from tests.harness.side_by_side import folder
+from tests.harness.forkserver import trl_beside
 
 RULE_COVERAGE = {
     "minimal scope": "test_nothing_is_said_of_a_right_run",
@@ -26,7 +25,7 @@ class TestContract(PatchContract):
 
 @pytest.fixture(scope="module")
 def report(run_ranks):
-    levels = (*TORCH, Level("tests.harness.loading:trl_grpo", str(folder("trl-1.5"))))
+    levels = trl_beside("trl-1.5")
     worker = "tests.patches.trl.online_dpo_watch_rollouts_ranks"
     (found,) = run_ranks(worker, levels=levels, ranks=1, ACCELERATE_USE_CPU="true")
     return found

@@ -17,7 +17,7 @@ from rlhf_patches.patches.trl.vllm_sleep_weights import PATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness import unpacked
 from tests.harness.by_case import exhaustive_but
-from tests.harness.forkserver import TORCH, Level
+from tests.harness.forkserver import TORCH, Level, trl_beside
 from tests.harness.side_by_side import folder
 
 RULE_COVERAGE = {
@@ -46,7 +46,7 @@ LATER = {
 CASES, MORE = tuple(LATER)[:4], tuple(LATER)[4:]
 ROUNDING = 1e-12
 """Of sums over 99 words in float64, by the engine and by the reference; seen are 2e-15."""
-BESIDE = Level("tests.harness.loading:trl_grpo", str(folder("trl-1.5")))
+BESIDE = trl_beside("trl-1.5")
 
 
 class TestContract(PatchContract):
@@ -60,7 +60,7 @@ class TestContract(PatchContract):
 @pytest.fixture(scope="module")
 def ran(run_ranks):
     def run(*cases):
-        (found,) = run_ranks(WORKER, *cases, "awake", levels=(*TORCH, BESIDE), ranks=1, ACCELERATE_USE_CPU="true")
+        (found,) = run_ranks(WORKER, *cases, "awake", levels=BESIDE, ranks=1, ACCELERATE_USE_CPU="true")
         assert (found["version"], found["status"]) == ("1.5.1", "applied")
         return found
 

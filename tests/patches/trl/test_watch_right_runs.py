@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.harness.by_case import ByCase, exhaustive_but
-from tests.harness.forkserver import TORCH, Level
-from tests.harness.side_by_side import folder
+from tests.harness.forkserver import trl_beside
 from tests.patches.trl.watch_right_runs_cases import RIGHT, WRONG
 
-BESIDE = Level("tests.harness.loading:trl_grpo", str(folder("trl-1.5")))
+BESIDE = trl_beside("trl-1.5")
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +16,7 @@ def report(run_ranks):
     worker = "tests.patches.trl.watch_right_runs_ranks"
 
     def run(case):
-        return run_ranks(worker, case, levels=(*TORCH, BESIDE), ranks=1, ACCELERATE_USE_CPU="true")[0][case]
+        return run_ranks(worker, case, levels=BESIDE, ranks=1, ACCELERATE_USE_CPU="true")[0][case]
 
     return ByCase(run)
 

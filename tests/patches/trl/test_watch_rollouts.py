@@ -14,7 +14,7 @@ import pytest
 from rlhf_patches.patches.trl import _watched_rollouts
 from rlhf_patches.patches.trl.watch_rollouts import WATCH
 from rlhf_patches.testing import PatchContract
-from tests.harness.forkserver import TORCH, Level
+from tests.harness.forkserver import TORCH, Level, trl_beside
 from tests.harness.side_by_side import folder
 from tests.patches.trl.watch_rollouts_cases import CASES
 
@@ -24,7 +24,7 @@ RULE_COVERAGE = {
     "backward compatible": "test_what_is_trained_is_the_same",
     "no new blocking": "because it reads numbers and lists that are in the host's memory",
 }
-BESIDE = Level("tests.harness.loading:trl_grpo", str(folder("trl-1.5")))
+BESIDE = trl_beside("trl-1.5")
 WRONG = {
     "lost weights": "trainer and engine differ by {} nats per sampled token at step 2 (limit 0.1)",
     "one seed": "all completions of a group are equal; the chance of this is e^-{} at step 0 (limit 30)",
@@ -44,7 +44,7 @@ class TestContract(PatchContract):
 @pytest.fixture(scope="module")
 def report(run_ranks):
     worker = "tests.patches.trl.watch_rollouts_ranks"
-    (found,) = run_ranks(worker, levels=(*TORCH, BESIDE), ranks=1, ACCELERATE_USE_CPU="true")
+    (found,) = run_ranks(worker, levels=BESIDE, ranks=1, ACCELERATE_USE_CPU="true")
     return found
 
 
