@@ -111,7 +111,7 @@ def nested() -> dict[str, Any]:
 
     def spin(*, seconds: float = 0.0, function: str = "") -> str:
         while time.monotonic() < until:
-            math.sqrt(2.0)
+            time.sleep(0.001)
         return f"{seconds} {function}"
 
     def inner(limit: int) -> str:
