@@ -92,6 +92,7 @@ def test_an_advice_is_shown_as_such_and_is_no_repair(framework, monkeypatch, cap
     assert (bug["repaired_by"], bug["what_to_do"]) == (None, advice.what_to_do)
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("patch", plugin.rlhf_patches(), ids=lambda patch: patch.name)
 def test_explain_and_the_page_in_docs_are_the_patch(patch, capsys):
     assert command_line.main(["explain", patch.name]) == 0

@@ -283,6 +283,7 @@ def became(outcomes, of_class, part):
     return [outcome for outcome, _ in found], " ".join(message for _, message in found)
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("of_class", ["TestRight", "TestWrap", "TestReplace", "TestShort", "TestAdvice"])
 def test_a_right_patch_passes(outcomes, of_class):
     releases = {"TestRight": 3}.get(of_class, 1)

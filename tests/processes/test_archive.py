@@ -78,6 +78,7 @@ def test_digits_without_end(refused_within_limits, tmp_path):
     refused_within_limits(path, "an invalid header")
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("make", BAD_HEADERS.values(), ids=BAD_HEADERS)
 def test_gigantic_headers_in_a_small_archive(refused_within_limits, tmp_path, make):
     path = make_tar(tmp_path, WHOLE, make(), END, level=1)
@@ -88,6 +89,7 @@ def test_gigantic_headers_in_a_small_archive(refused_within_limits, tmp_path, ma
 # --------------------------------------------------------------------------------------------- in a directory
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("special", ["fifo", "/dev/zero"])
 def test_modules_and_metadata_that_never_end(child, tmp_path, special):
     """Read in another process: this one would wait for ever, or swap."""

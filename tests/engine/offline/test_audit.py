@@ -320,6 +320,7 @@ HARM = {
 }
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("case", HARM)
 def test_what_is_made_to_do_harm_is_one_line(requirements, tmp_path, capsys, case):
     name, text, said = HARM[case]

@@ -274,6 +274,7 @@ INPUTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize(("name", "text", "status", "said"), INPUTS, ids=range(len(INPUTS)))
 def test_nothing_is_clean_that_was_not_looked_up(audited, name, text, status, said):
     found, out, err = audited(name, text)

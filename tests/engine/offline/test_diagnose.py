@@ -254,6 +254,7 @@ def test_memory_is_bounded_as_a_whole(trace):
     assert diagnosed(many + prefixed(trace, "[rank1]: ")) == [(BUG, True)]
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize(
     "line",
     [

@@ -284,6 +284,7 @@ def test_a_timeout_alone_is_understood(said, tmp_path):
     assert (status, "py-spy dump" in out, "No known bug in 0 exceptions" in out) == (0, True, True)
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize(
     "line",
     [

@@ -138,6 +138,7 @@ def file(tmp_path, monkeypatch):
     return write
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("name", ["a.txt", "uv.lock", "pyproject.toml", "a.json", "environment.yml", "Dockerfile"])
 def test_audit_of_anything(file, capsys, name):
     @FEW

@@ -158,6 +158,7 @@ def test_what_is_decompressed_takes_no_memory(tmp_path, line):
     assert (peak < 3 * 2**20, read.problems) == (True, [])
 
 
+@pytest.mark.one_python
 def test_a_compressed_line_without_an_end(said, tmp_path):
     packed = tmp_path / "bomb.gz"
     packed.write_bytes(gzip.compress(b"x" * (1 << 20)) * 300)
@@ -223,6 +224,7 @@ def test_what_two_fields_say_was_raised_once():
     assert len(list(tracebacks.read(io.BytesIO(json.dumps({"a": [TRACE, other]}).encode())))) == 2
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize(
     "line",
     [
