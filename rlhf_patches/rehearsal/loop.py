@@ -254,7 +254,7 @@ class LoopRehearsal:
         known, models = [*self._optimizers.values()], self._models
         if models is None:
             return [not_checked(GRADIENT, self._why_not or "no backward pass was seen")]
-        local = next((f"{name} is in use" for name in _LOCAL if name in sys.modules), "")
+        local = next((f"{name} is imported" for name in _LOCAL if name in sys.modules), "")
         averaged = self._averaged()
         names = frozenset(name for name, each in models.named.items() if id(each) in averaged)
         seen = Seen([each.windows for each in known], [each.states for each in known], names, local)
@@ -262,6 +262,7 @@ class LoopRehearsal:
         why = why or next((each[1] for each in of_ranks if each[1]), "")
         seen_by = [each[0] for each in of_ranks]
         together = loop_ranks.alike(seen_by)
+        why = why or (local if averaged else "")
         if averaged and not together and not why:
             why = "the ranks took different windows"
         relations = [self._gradient(seen_by, why, together)]
@@ -271,7 +272,10 @@ class LoopRehearsal:
         given = {key for each in known for key in each.given} | {id(each) for each in self._follower.reached()}
         alive = loop_models.Alive()
         relations.append(loop_models.trained_relation(models, [each.optimizer for each in known], given))
-        relations.append(loop_models.optimizer_relation(models, alive, [each.optimizer for each in known], given))
+        of_optimizers = loop_models.optimizer_relation(models, alive, [each.optimizer for each in known], given)
+        if relations[0].verdict is Verdict.NOT_CHECKED and of_optimizers.verdict is Verdict.NOTE:
+            of_optimizers = not_checked(of_optimizers.name, "the optimizer may hold shards or copies")
+        relations.append(of_optimizers)
         more = [loop_models.step_relation([step for each in known for step in each.steps])]
         more.append(loop_models.tied_relation(models))
         more.append(loop_models.mode_relation(models, not self._goes_on))
@@ -298,7 +302,8 @@ class LoopRehearsal:
             for each in root.modules():
                 if type(each).__name__ == "FullyShardedDataParallel":
                     return "the gradients are sharded (FSDP1)"
-        for parameter in models.named.values():
+        held = [each for one in self._optimizers.values() for each in loop_windows.parameters_of(one.optimizer)]
+        for parameter in (*models.named.values(), *held):
             if hasattr(parameter, "placements"):
                 return "the parameters are sharded (DTensor)"
             if hasattr(parameter, "ds_id"):

@@ -180,6 +180,7 @@ def dense(gradient: torch.Tensor) -> torch.Tensor:
 def sketch_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's sketch, on the CPU."""
     with torch.no_grad():
-        values = dense(tensor.detach())
+        values = tensor.detach()
+        values = dense(values.to_local() if hasattr(values, "to_local") else values)
         values = torch.view_as_real(values) if values.is_complex() else values
         return sketches.sketch([values], [values.numel()])

@@ -22,6 +22,7 @@ RIGHT: dict[str, Callable[[], Any]] = {}
 WRONG: dict[str, tuple[Callable[[], Any], str, str]] = {}
 """By name the loop, the relation that deviates, and what it says."""
 NOT_FOLLOWED: dict[str, tuple[Callable[[], Any], str]] = {}
+NOT_FOLLOWED_ON_RANKS: dict[str, tuple[Callable[[], Any], str]] = {}
 ON_RANKS: dict[str, Callable[[], Any]] = {}
 WRONG_ON_RANKS: dict[str, tuple[Callable[[], Any], str, str]] = {}
 
@@ -52,9 +53,9 @@ def wrong_on_ranks(relation: str, says: str) -> Callable[[Callable[[], Any]], Ca
     return noted
 
 
-def not_followed(says: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+def not_followed(says: str, *, ranks: int = 1) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     def noted(loop: Callable[[], Any]) -> Callable[[], Any]:
-        NOT_FOLLOWED[loop.__name__] = loop, says
+        (NOT_FOLLOWED if ranks == 1 else NOT_FOLLOWED_ON_RANKS)[loop.__name__] = loop, says
         return loop
 
     return noted

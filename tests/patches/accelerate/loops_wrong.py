@@ -204,3 +204,61 @@ def optimizers_in_the_backward_pass() -> Any:
     for x, y in rows():
         cross_entropy(net(x), y).backward()
     return net
+
+
+@not_followed("accelerate.local_sgd is imported", ranks=2)
+def local_sgd() -> Any:
+    import accelerate
+    from accelerate.local_sgd import LocalSGD
+
+    accelerator = accelerate.Accelerator(cpu=True)
+    net, optimizer, loader = accelerator.prepare(net := model(), torch.optim.SGD(net.parameters(), lr=0.1), rows())
+    with LocalSGD(accelerator=accelerator, model=net, local_sgd_steps=8) as averages:
+        for x, y in loader:
+            optimizer.zero_grad()
+            accelerator.backward(cross_entropy(net(x), y))
+            optimizer.step()
+            averages.step()
+    return net
+
+
+@not_followed("the parameters are sharded (DTensor)", ranks=2)
+def fully_sharded() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    net = model()
+    fully_shard(net, mesh=init_device_mesh("cpu", (2,)))
+    return plainly(net, torch.optim.AdamW(net.parameters()))
+
+
+@not_followed("the parameters are sharded (DTensor)", ranks=2)
+def tensor_parallel() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    parallelize_module(net, init_device_mesh("cpu", (2,)), plan)
+    return plainly(net, torch.optim.AdamW(net.parameters()))
+
+
+@not_followed("no backward pass made the gradient of", ranks=2)
+def zero_of_deepspeed() -> Any:
+    from rlhf_patches.patches.deepspeed.proofs import on_cpu
+
+    on_cpu.start()
+    import deepspeed
+
+    net = model(dropout=0.0)
+    config = {
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": {"stage": 1},
+        "bf16": {"enabled": True},
+        "zero_allow_untested_optimizer": True,
+    }
+    engine, *_ = deepspeed.initialize(model=net, optimizer=torch.optim.AdamW(net.parameters()), config=config)
+    for x, y in rows():
+        engine.backward(cross_entropy(engine(x.bfloat16()).float(), y))
+        engine.step()
+    return net

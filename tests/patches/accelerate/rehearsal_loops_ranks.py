@@ -10,14 +10,24 @@ from torch import distributed
 
 from rlhf_patches.proving import states
 from tests.patches.accelerate import loops_accelerate, loops_rare, loops_right, loops_wrong
-from tests.patches.accelerate.loops_made import NOT_FOLLOWED, ON_RANKS, RIGHT, WRONG, WRONG_ON_RANKS, rehearsed, weights
+from tests.patches.accelerate.loops_made import (
+    NOT_FOLLOWED,
+    NOT_FOLLOWED_ON_RANKS,
+    ON_RANKS,
+    RIGHT,
+    WRONG,
+    WRONG_ON_RANKS,
+    rehearsed,
+    weights,
+)
 
+KINDS = ("right", "wrong", "not-followed", "on-ranks", "wrong-on-ranks", "not-followed-on-ranks", "go-on")
 MODULES = (loops_right, loops_rare, loops_accelerate, loops_wrong)
 
 
 def main() -> None:
     parser = states.parser()
-    parser.add_argument("what", choices=("right", "wrong", "not-followed", "on-ranks", "wrong-on-ranks", "go-on"))
+    parser.add_argument("what", choices=KINDS)
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     os.chdir(options.out)
@@ -32,6 +42,7 @@ def main() -> None:
         "right": RIGHT,
         "wrong": {name: each[0] for name, each in WRONG.items()},
         "not-followed": {name: each[0] for name, each in NOT_FOLLOWED.items()},
+        "not-followed-on-ranks": {name: each[0] for name, each in NOT_FOLLOWED_ON_RANKS.items()},
         "on-ranks": ON_RANKS,
         "wrong-on-ranks": {name: each[0] for name, each in WRONG_ON_RANKS.items()},
         "go-on": {**RIGHT, **ON_RANKS},

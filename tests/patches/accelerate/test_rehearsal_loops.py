@@ -64,13 +64,20 @@ def test_wrong_loops_on_two_ranks_deviate(run_ranks, name):
             assert says in texts.get(relation, ""), (each, rows)
 
 
-def test_loops_that_cannot_be_followed_say_why(run_ranks):
-    (found,) = run_ranks(WORKER, "not-followed", levels=PACKAGES, ranks=1, **CPU)
-    assert len(found) == 3
-    for name, rows in found.items():
-        assert rows[0]["verdict"] == "not checked", name
-        assert loops.NOT_FOLLOWED[name][1] in rows[0]["text"], name
-        assert not [each for each in rows if each["verdict"] == "deviates"], name
+@pytest.mark.parametrize(
+    ("what", "loops_of", "ranks"),
+    [
+        ("not-followed", loops.NOT_FOLLOWED, 1),
+        pytest.param("not-followed-on-ranks", loops.NOT_FOLLOWED_ON_RANKS, 2, marks=exhaustive),
+    ],
+)
+def test_loops_that_cannot_be_followed_say_why(run_ranks, what, loops_of, ranks):
+    for found in run_ranks(WORKER, what, levels=PACKAGES, ranks=ranks, **CPU):
+        assert len(found) >= 3
+        for name, rows in found.items():
+            assert rows[0]["verdict"] == "not checked", name
+            assert loops_of[name][1] in rows[0]["text"], name
+            assert not [each for each in rows if each["verdict"] == "deviates"], name
 
 
 @pytest.mark.parametrize("names", [("plain_sgd", "accelerate_loop"), pytest.param((), marks=exhaustive)])
