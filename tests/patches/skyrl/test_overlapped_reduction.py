@@ -12,7 +12,7 @@ from tests.harness.forkserver import skyrl
 RULE_COVERAGE = {
     "minimal scope": "because nothing is applied: an advice",
     "no side effects": "because nothing is applied: an advice",
-    "backward compatible": "test_what_is_wrong_and_what_is_right",
+    "backward compatible": "test_the_last_micro_batch_comes_too_late",
     "no new blocking": "because nothing is applied: an advice",
 }
 WORKER = "tests.patches.skyrl.overlapped_reduction_ranks"
@@ -20,7 +20,7 @@ RELEASES = ["0.4", *(pytest.param(name, marks=pytest.mark.exhaustive) for name i
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_what_is_wrong_and_what_is_right(run_ranks, release):
+def test_the_last_micro_batch_comes_too_late(run_ranks, release):
     """The reference of each case is what is advised. What three give depends on when the reduction reads them."""
     loguru = ["0.3"] if release == "0.4" else []
     for report in run_ranks(WORKER, levels=skyrl(release, *loguru), ranks=2, TORCHDYNAMO_DISABLE="1"):

@@ -31,6 +31,9 @@ def observe(estimators: list[str]) -> dict[str, Any]:
             worker.estimate(name, alone_rewards, alone, worker.names()), worker.expected(name, alone)
         )
         found[f"{name}, none rejected"] = worker.estimate(name, rewards, all_kept, worker.names()).tolist()
+        in_part = all_kept.clone()
+        in_part[1, :5] = 0
+        found[f"{name}, rejected in part"] = worker.estimate(name, rewards, in_part, worker.names()).tolist()
         whole = mask.clone()
         whole[4:] = all_kept[4:]
         whole[:4] = 0
