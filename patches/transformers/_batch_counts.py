@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from . import _accumulation, _conditions, _known_loss
+from . import _conditions, _known_loss, _known_trainer
 
 _counting: ContextVar[list[torch.Tensor] | None] = ContextVar("_counting", default=None)
 """During the count of an evaluation step: this rank's count, once it exists."""
@@ -46,7 +46,7 @@ def _is_of_ranks(trainer: Any) -> bool:
 def _is_known(trainer: Any) -> bool:
     """Whether the code that uses the count is known: other code may multiply by the count, or divide by the ranks."""
     # known: transformers' own compute_loss, and that of TRL's SFTTrainer, which passes the count on.
-    return _accumulation._maker(trainer) in ("transformers", "SFTTrainer") and (
+    return _known_trainer.maker(trainer) in ("transformers", "SFTTrainer") and (
         _known_loss.author(trainer.prediction_step) in ("transformers", "trl")
     )
 

@@ -26,6 +26,8 @@ def routers_of_ranks(self: Any, inputs: Any) -> bool | None:
 
 def alone(self: Any) -> bool | None:
     """Trainer: False on one rank without accumulation, also by accelerate's setting; otherwise the model decides."""
+    if self.args.gradient_accumulation_steps > 1:  # asked first: the others take longer
+        return None
     steps = max(self.args.gradient_accumulation_steps, self.accelerator.gradient_accumulation_steps)
     return False if self.args.world_size == 1 == steps and self.args.n_gpu <= 1 else None
 

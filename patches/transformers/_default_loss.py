@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers.loss import loss_utils
 
-from . import _accumulation, _known_loss
+from . import _known_loss, _known_trainer
 
 # Every class of 5.10.1 to 5.23.0 whose forward passes its labels to `self.loss_function`, and whose name has no loss.
 _CLASSES = (
@@ -80,7 +80,7 @@ def _is_known(trainer: Any, model: Any) -> bool:
         is_read
         and not hasattr(inner, "_loss_function")
         and loss_utils.LOSS_MAPPING.get("ForCausalLM") is loss_utils.ForCausalLMLoss
-        and _accumulation._maker(trainer) in ("transformers", "SFTTrainer")
+        and _known_trainer.maker(trainer) in ("transformers", "SFTTrainer")
         and all(_known_loss.author(getattr(trainer, name)) in ("transformers", "trl") for name in _METHODS)
         and not _changes_labels(trainer.model, inner)
         and not _known_loss.unknown(trainer.model)

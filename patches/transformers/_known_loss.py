@@ -7,7 +7,8 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
+from operator import attrgetter, is_
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -85,28 +86,36 @@ def _unknown(model: Any) -> Iterator[str]:
     name = type(inner).__name__
     if author_of_forward(inner) not in MODELS:
         yield f"the forward of {name} is not transformers' own"
-    for attribute in _replaced(type(inner), inner):
+    kept = _kept.get(type(inner))
+    if kept is None or not kept.is_in_use():
+        _kept.pop(type(inner), None)
+        yield from _unknown_code(type(inner))
+        kept = _Code(type(inner))
+        if all(_is_importable(each) for each in type(inner).__mro__):
+            _kept[type(inner)] = kept  # it keeps no class of a user's
+    if "forward" in vars(inner):
+        for function in _used(inner.forward):
+            yield f"{_named(function)}, which {name} uses, is not transformers' own"
+    for attribute in _overridden(kept.names, inner):
         yield f"{name}.{attribute} is not transformers' own"
-    for function in (*_losses(), *_of_torch()):
-        if author(function) not in HELPERS:
-            yield f"{_named(function)} is not transformers' own"
-    for function in _used(inner.forward):
-        yield f"{_named(function)}, which {name} uses, is not transformers' own"
     base = getattr(inner, "base_model", inner)
-    within = set() if base is inner else {id(each) for each in base.modules()}
-    modules = list(model.modules())
+    within = set() if base is inner else {id(each) for each in _modules(base)}
+    modules, forwards = _modules(model), set()
     for part in modules:
         # The base model returns hidden states; the code that computes the loss is outside it.
         if id(part) in within:
             continue
-        if author_of_forward(part) not in _LIBRARIES:
-            yield f"the forward of {type(part).__name__} in {name} is not transformers' own"
-        loss = inspect.getattr_static(part, "_loss_function", None)
+        own, kind = vars(part), type(part)
+        if "forward" in own or kind not in forwards:  # each class once
+            if author_of_forward(part) not in _LIBRARIES:
+                yield f"the forward of {kind.__name__} in {name} is not transformers' own"
+            forwards.add(kind)
+        loss = own["_loss_function"] if "_loss_function" in own else getattr(kind, "_loss_function", None)
         if loss is not None and author(loss) not in MODELS:
-            yield f"the loss_function of {type(part).__name__}, {_named(loss)}, is not transformers' own"
+            yield f"the loss_function of {kind.__name__}, {_named(loss)}, is not transformers' own"
         for hook in _hooks(part):
             if author(hook) not in _LIBRARIES:
-                yield f"{type(part).__name__} has a forward hook, {_named(hook)}"
+                yield f"{kind.__name__} has a forward hook, {_named(hook)}"
     for hook in (*torch_module._global_forward_hooks.values(), *torch_module._global_forward_pre_hooks.values()):
         if author(hook) not in _LIBRARIES:
             yield f"all modules have a forward hook, {_named(hook)}"
@@ -115,15 +124,83 @@ def _unknown(model: Any) -> Iterator[str]:
             yield f"a hook, {_named(hook)}, may change its gradients"
 
 
-def _losses() -> Iterator[Any]:
-    """transformers' losses, and what the modules of these losses use, whatever has replaced them."""
+def _unknown_code(kind: type) -> Iterator[str]:
+    """The functions of a model's class, of transformers' losses and of torch's, and what its forward uses."""
+    for attribute in _replaced(kind):
+        yield f"{kind.__name__}.{attribute} is not transformers' own"
+    for function in (*_losses(), *_of_torch()):
+        if author(function) not in HELPERS:
+            yield f"{_named(function)} is not transformers' own"
+    for function in _used(getattr(kind, "forward", None)):
+        yield f"{_named(function)}, which {kind.__name__} uses, is not transformers' own"
+
+
+class _Code:
+    """All that `_unknown_code` has found to be known, to see sooner that none of it has been replaced since."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind, self._modules = kind, _modules_of_losses()
+        self._values = self._in_use()
+        self._functions = [each for each in self._values if type(each) is FunctionType]
+        self._codes = [*map(_CODE, self._functions)]
+        known = [vars(each) for each in kind.__mro__ if _package(each) in HELPERS or each is object]
+        self.names = frozenset(name for each in known for name in each)
+
+    def is_in_use(self) -> bool:
+        values = self._in_use()
+        same = len(values) == len(self._values) and all(map(is_, values, self._values))
+        return same and all(map(is_, map(_CODE, self._functions), self._codes))
+
+    def _in_use(self) -> list[Any]:
+        values: list[Any] = []
+        for each in self._kind.__mro__:
+            values += vars(each).values()
+        for names in self._modules:
+            values += names.values()
+        values += sys.modules["transformers.loss.loss_utils"].LOSS_MAPPING.values()
+        values += _of_torch()
+        for layer in _layers(getattr(self._kind, "forward", None)):
+            if isinstance(layer, FunctionType):
+                values += map(layer.__globals__.get, layer.__code__.co_names)
+        return values
+
+
+_CODE = attrgetter("__code__")
+_kept: dict[type, _Code] = {}
+"""By class of a library: known code."""
+
+
+def _is_importable(kind: type) -> bool:
+    """Whether a library's module holds a class, which lives as long as the process."""
+    return _package(kind) in HELPERS and getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
+
+
+def _modules(model: Any) -> list[Any]:
+    """``[*model.modules()]``, sooner."""
+    found = {id(model): model}
+    left = [model]
+    for each in left:
+        for child in each._modules.values():
+            if child is not None and id(child) not in found:
+                found[id(child)] = child
+                left.append(child)
+    return left
+
+
+def _modules_of_losses() -> list[dict[str, Any]]:
+    """The globals of transformers' losses."""
     losses = sys.modules["transformers.loss.loss_utils"]
     modules = {id(vars(losses)): vars(losses)}
     for function in losses.LOSS_MAPPING.values():
-        yield function
         if isinstance(function, FunctionType) and author(function) == "transformers":
             modules[id(function.__globals__)] = function.__globals__
-    for values in modules.values():
+    return [*modules.values()]
+
+
+def _losses() -> Iterator[Any]:
+    """transformers' losses, and what the modules of these losses use, whatever has replaced them."""
+    yield from sys.modules["transformers.loss.loss_utils"].LOSS_MAPPING.values()
+    for values in _modules_of_losses():
         for name, value in list(values.items()):
             if name.startswith(("__", *_COMPILED)) or isinstance(value, (type, ModuleType)):
                 continue
@@ -136,7 +213,12 @@ def _of_gradients(modules: list[Any]) -> Iterator[Any]:
     yield from torch_module._global_backward_hooks.values()
     yield from torch_module._global_backward_pre_hooks.values()
     for module in modules:
-        yield from _all_hooks.of(module, *(each for each in module._parameters.values() if each is not None))
+        own = vars(module)
+        if own.get("_backward_hooks") or own.get("_backward_pre_hooks") or "_post_accumulate_grad_hooks" in own:
+            yield from _all_hooks.of(module)
+        for each in own["_parameters"].values():
+            if each is not None and (each._backward_hooks or each._post_accumulate_grad_hooks):
+                yield from _all_hooks.of(each)
 
 
 def _of_torch() -> Iterator[Any]:
@@ -148,16 +230,18 @@ def _of_torch() -> Iterator[Any]:
 
 def _hooks(part: Any) -> Iterator[Any]:
     """The hooks that change a module's inputs or outputs: torch's, and accelerate's, one or several in a row."""
-    yield from part._forward_pre_hooks.values()
-    yield from part._forward_hooks.values()
-    hook = vars(part).get("_hf_hook")
+    own = vars(part)
+    yield from own["_forward_pre_hooks"].values()
+    yield from own["_forward_hooks"].values()
+    hook = own.get("_hf_hook")
+    if hook is None:
+        return
     for each in (hook, *getattr(hook, "hooks", ())):
-        if each is not None:
-            yield from (type(each).pre_forward, type(each).post_forward)
+        yield from (type(each).pre_forward, type(each).post_forward)
 
 
-def _replaced(kind: type, model: Any) -> Iterator[str]:
-    """Attributes of transformers' classes that a user's class, assignment or instance overrides."""
+def _replaced(kind: type) -> Iterator[str]:
+    """Attributes of transformers' classes that a user's class or assignment to a class overrides."""
     known: set[str] = set()
     for each in reversed(kind.__mro__):
         package = _package(each)
@@ -168,8 +252,12 @@ def _replaced(kind: type, model: Any) -> Iterator[str]:
                     yield name
             elif name in known and name not in _OF_ANY_CLASS and not isinstance(value, _PLAIN):
                 yield name
+
+
+def _overridden(names: Set[str], model: Any) -> Iterator[str]:
+    """Attributes of classes that an instance overrides."""
     for name, value in list(vars(model).items()):
-        if name in known and callable(value) and author(value) not in _LIBRARIES:
+        if callable(value) and name in names and author(value) not in _LIBRARIES:
             yield name
 
 

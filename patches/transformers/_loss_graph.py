@@ -6,7 +6,7 @@ This module does not change the graph, unpack tensors that a user's hooks have p
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -47,6 +47,7 @@ _OF_PYTHON = {
     "PreBackwardFunctionBackward": "around",
     "CompiledFunctionBackward": COMPILED,
 }
+_OF_ONE_TERM = ("Mul", "around", "as it is")
 _MOST_NODES = 256
 
 BY_A_TENSOR = "a product with a tensor, or a quotient"
@@ -106,14 +107,21 @@ class _Edge(NamedTuple):
 class Items:
     """The number of items of a window, as passed to the model, and related settings."""
 
-    def __init__(self, value: Any, *, converted: bool = False, counts: Callable[[float], bool] | None = None) -> None:
+    __slots__ = ("_inputs", "_references", "converted", "value")
+
+    def __init__(self, value: Any, *, converted: bool = False, counts: Any = None) -> None:
         """Args:
         value: the tensor itself, or a Python number, or None.
         converted: whether a wrapper may have converted it to half precision on its way to the model.
-        counts: whether a number is the number of a micro-batch's samples or tokens.
+        counts: the micro-batch, of whose samples or tokens a number may be the count.
         """
-        self.value, self.converted, self.counts = value, converted, counts
+        self.value, self.converted, self._inputs = value, converted, counts
         self._references = self._held_by()
+
+    def counts(self, number: float) -> bool:
+        """Whether a number is the number of a micro-batch's samples, or of all its tokens."""
+        inputs = self._inputs.values() if isinstance(self._inputs, Mapping) else ()
+        return any(number in (each.numel(), *each.shape[:1]) for each in inputs if isinstance(each, torch.Tensor))
 
     def are_held(self) -> bool:
         """Whether a graph built since then holds the tensor, for nodes that do not expose their saved tensors."""
@@ -144,17 +152,20 @@ class Items:
 
 
 def is_divided(loss: torch.Tensor, items: Items) -> bool:
-    """Whether a loss is one term, divided by the number of items."""
-    node = loss.grad_fn
-    for _ in range(4):
-        kind, behind = _kind(node), node.next_functions
-        if behind[0][0] is None or (len(behind) > 1 and behind[1][0] is not None):
-            return False
-        if kind == "Div" and items.are(_saved(node, "other")):
-            return True
-        if kind not in ("Mul", "around", "as it is"):
-            return False
-        node = behind[0][0]
+    """Whether a loss is seen to be one term, divided by the number of items: of most, sooner than by `read`."""
+    try:
+        node = loss.grad_fn
+        for _ in range(4):
+            kind = _kind_of(type(node).__name__)
+            if kind == "Div" and items.are(_saved(node, "other")):
+                return not (isinstance(items.value, torch.Tensor) and items.value.requires_grad)
+            if kind not in _OF_ONE_TERM:
+                return False
+            (node, _), *others = node.next_functions
+            if node is None or (others and others[0][0] is not None):
+                return False
+    except Exception:  # an unforeseen graph may raise anything: `read` reports it
+        return False
     return False
 
 
@@ -295,7 +306,7 @@ def _follow_factor(reading: Reading, pending: list[_Edge], edge: _Edge, name: st
         reading.window = True
     elif number is not None and (name == "Mul" or number != 0):
         scale *= number if name == "Mul" else 1 / number
-        if name == "Div" and not over and items.counts is not None and items.counts(number):
+        if name == "Div" and not over and items.counts(number):
             reading.hidden.add("Div by a count")
             exact, over = False, "mean"
         pending.append(_Edge(below, output, scale, exact, over, counted or (name == "Div" and not over)))
@@ -305,6 +316,7 @@ def _follow_factor(reading: Reading, pending: list[_Edge], edge: _Edge, name: st
 
 
 _PACKED = object()
+_NAMES = {side: (f"_raw_saved_{side}", f"_saved_{side}") for side in ("other", "self", "weight")}
 _NARROW_FLOAT = torch.ones((), dtype=torch.float16)
 _NARROW_INTEGER = torch.ones((), dtype=torch.int8)
 
@@ -314,7 +326,8 @@ def _saved(node: Any, side: str) -> Any:
 
     Only the backward pass unpacks: hooks that offload or recompute do so once.
     """
-    raw = getattr(node, f"_raw_saved_{side}", None)
+    raw_name, name = _NAMES[side]
+    raw = getattr(node, raw_name, None)
     if raw is not None and not isinstance(raw, (int, float)):
         try:
             if hasattr(raw, "unpack_hook"):
@@ -325,7 +338,7 @@ def _saved(node: Any, side: str) -> Any:
         except RuntimeError:
             return _PACKED
     try:
-        return getattr(node, f"_saved_{side}", None)
+        return getattr(node, name, None)
     except RuntimeError:  # a graph that has been freed
         return None
 
@@ -338,7 +351,7 @@ def _number(constant: Any) -> float | None:
     """The value of a Python number as autograd keeps it: a tensor that takes no part in type promotion."""
     if isinstance(constant, (int, float)):
         return float(constant)
-    if type(constant) is not torch.Tensor or constant.dim() or constant.device.type != "cpu":
+    if type(constant) is not torch.Tensor or constant.dim() or not constant.is_cpu:
         return None
     narrow = _NARROW_FLOAT if constant.is_floating_point() else _NARROW_INTEGER
     if torch.result_type(narrow, constant) != narrow.dtype:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from . import _accumulation, _known_loss
+from . import _known_loss, _known_trainer
 
 # known: of these PEFT's forward puts virtual tokens and as many ignored labels before a row, in all of its releases.
 _TYPES = ("PROMPT_TUNING", "P_TUNING")
@@ -68,7 +68,7 @@ def _is_known(trainer: Any) -> bool:
     """Whether all code between the count and the loss is known, with no user code in between."""
     return (
         trainer.compute_loss_func is trainer.label_smoother is None
-        and _accumulation._maker(trainer) in ("transformers", "SFTTrainer")
+        and _known_trainer.maker(trainer) in ("transformers", "SFTTrainer")
         and all(_known_loss.author(getattr(trainer, name)) in ("transformers", "trl") for name in _METHODS)
         and all(
             _known_loss.author(hook) in _HOOKING

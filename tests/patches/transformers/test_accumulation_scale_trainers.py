@@ -32,7 +32,12 @@ from accelerate import hooks  # noqa: E402
 from transformers.loss import loss_utils  # noqa: E402
 from transformers.models.bert import modeling_bert  # noqa: E402
 
-from rlhf_patches.patches.transformers import _accumulation, _known_loss, accumulation_scale  # noqa: E402
+from rlhf_patches.patches.transformers import (  # noqa: E402
+    _accumulation,
+    _known_loss,
+    _known_trainer,
+    accumulation_scale,
+)
 from tests.patches.transformers.test_accumulation_scale import (  # noqa: E402
     CASES,
     SMALL,
@@ -587,6 +592,66 @@ def test_what_is_not_known_is_left_and_said(left, case):
     assert "times too large" in line
 
 
+def replaced(name):
+    """Context managers that replace what makes a loss by a user's function, which divides."""
+
+    def quarter(function):
+        def divided(*given, **options):
+            found = function(*given, **options)
+            return (
+                found / STEPS if isinstance(found, torch.Tensor) else type(found)({**found, "loss": found.loss / STEPS})
+            )
+
+        return divided
+
+    own = loss_utils.LOSS_MAPPING["ForSequenceClassification"]
+    return {
+        "forward": lambda trainer: mock.patch.object(trainer.model, "forward", quarter(trainer.model.forward)),
+        "the class's forward": lambda trainer: mock.patch.object(
+            type(trainer.model), "forward", quarter(type(trainer.model).forward)
+        ),
+        "_loss_function": lambda trainer: mock.patch.object(trainer.model, "_loss_function", quarter(own), create=True),
+        "LOSS_MAPPING": lambda _: mock.patch.dict(loss_utils.LOSS_MAPPING, {"ForSequenceClassification": quarter(own)}),
+        "compute_loss": lambda trainer: mock.patch.object(trainer, "compute_loss", quarter(trainer.compute_loss)),
+        "the class's compute_loss": lambda _: mock.patch.object(Trainer, "compute_loss", quarter(Trainer.compute_loss)),
+    }[name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    exhaustive_but(
+        [
+            *("forward", "the class's forward", "_loss_function", "LOSS_MAPPING"),
+            *("compute_loss", "the class's compute_loss"),
+        ],
+        *("forward", "_loss_function", "LOSS_MAPPING", "compute_loss"),
+    ),
+)
+def test_what_is_replaced_after_the_first_window_is_left_at_the_next_micro_batch(rows, tmp_path, name):
+    """A user's function for one micro-batch: from there on, the losses of its window keep their bits."""
+    case = "Llama, regression"
+
+    def losses_of():
+        trainer, micro_batches = trainer_of(CASES[case][0], Trainer, tmp_path), window(rows, case)
+        step(trainer, micro_batches)
+        _, number = trainer.get_batch_samples(iter(micro_batches), STEPS, torch.device("cpu"))
+        found = []
+        for place, batch in enumerate(micro_batches):
+            with replaced(name)(trainer) if place == 1 else contextlib.nullcontext():
+                found.append(trainer.training_step(trainer.model, dict(batch), number))
+        trainer.state.global_step += 1
+        return found, step(trainer, micro_batches)[1][0]
+
+    released, later = losses_of()
+    with patched() as heard:
+        found, repaired_later = losses_of()
+    assert float(released[0] / found[0]) == pytest.approx(STEPS)
+    assert torch.equal(torch.stack(found[1:]), torch.stack(released[1:]))
+    # A trainer whose own loss could not be read is left for good.
+    assert later / repaired_later == pytest.approx(1 if "compute_loss" in name else STEPS)
+    assert len(heard) == 1
+
+
 # -- what hands on
 
 
@@ -682,6 +747,39 @@ def test_another_training_is_asked_for_again(repaired, rows, tmp_path):
     assert off_by(step(trainer, micro_batches)[0][0], first[0][0]) < TOLERANCE
 
 
+def test_a_model_in_another_mode_is_looked_at_again(repaired, rows, tmp_path):
+    trainer = trainer_of(CASES["BERT, classes"][0], Trainer, tmp_path)
+    decided = _known_trainer.window(trainer, trainer.model)
+    assert _known_trainer.window(trainer, trainer.model) is decided
+    trainer.model.eval()
+    assert _known_trainer.window(trainer, trainer.model) is not decided
+
+
+def test_code_that_is_kept_is_that_of_the_library(rows, tmp_path):
+    """The second window compares what the first has looked at."""
+    model = llama()
+    assert _known_loss.unknown(model) == ""
+    with mock.patch.object(transformers.LlamaForCausalLM, "loss_function", LOSSES["clamped"]):
+        assert "loss_function" in _known_loss.unknown(model)
+    assert _known_loss.unknown(model) == ""
+    code = loss_utils.fixed_cross_entropy.__code__
+    try:
+        loss_utils.fixed_cross_entropy.__code__ = code.replace(co_filename="<string>")
+        assert "fixed_cross_entropy" in _known_loss.unknown(model)
+    finally:
+        loss_utils.fixed_cross_entropy.__code__ = code
+    assert _known_loss.unknown(model) == ""
+
+    class Own(transformers.LlamaForCausalLM):
+        pass
+
+    assert _known_loss.unknown(Own(model.config)) == ""
+    kept = weakref.ref(Own)
+    del Own
+    gc.collect()
+    assert kept() is None
+
+
 def test_one_window_is_decided_once(rows, tmp_path):
     """What becomes a user's own loss in the middle of a window changes from the next one."""
     micro_batches = window(rows, "BERT, classes")
@@ -742,11 +840,11 @@ def test_inputs_stay_what_they_are(repaired, rows, tmp_path):
 def test_scipy_which_losses_of_detection_import_is_known(monkeypatch):
     """It is in most environments, and not in that of this test."""
     detection = importlib.import_module("transformers.loss.loss_for_object_detection")
-    names = {"__name__": "scipy.optimize._lsap"}
-    assigned = types.FunctionType((lambda cost_matrix: cost_matrix).__code__, names)
+    assigned = types.FunctionType((lambda costs: costs).__code__, {"__name__": "scipy.optimize._lsap"})
     monkeypatch.setattr(detection, "linear_sum_assignment", assigned, raising=False)
     config = modeling_bert.BertConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
     model = modeling_bert.BertForSequenceClassification(config)
     assert _known_loss.unknown(model) == ""
-    names["__name__"] = "mine"
+    mine = types.FunctionType(assigned.__code__, {"__name__": "mine"})
+    monkeypatch.setattr(detection, "linear_sum_assignment", mine)
     assert "linear_sum_assignment" in _known_loss.unknown(model) or "<lambda>" in _known_loss.unknown(model)
