@@ -187,7 +187,9 @@ def judge(made: Made, of_ranks: list[Mine], most: float | None, unit: float, by:
     if gone and not bool(now.any()):
         return Relation(NAME, Verdict.DEVIATES, measured, "the whole gradient was cleared before the step")
     text = ""
-    if gone:
+    if not bool(now.isfinite().all()):
+        text = "the gradient at the step is not finite, and the window's is"
+    elif gone:
         text = f"{len(gone)} have no gradient at the step: {shown(gone)}"
     elif float((now - factor * made.sketch).norm()) > off * (float(now.norm()) or 1.0):
         left = float((now - factor * made.sketch).norm()) / (float(now.norm()) or 1.0)

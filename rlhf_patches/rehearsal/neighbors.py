@@ -59,8 +59,10 @@ def changed(inputs: Any, model: torch.nn.Module) -> Changed:
     kept = {name: given[name] for name in taken if name in given}
     if any(not isinstance(each, torch.Tensor) or len(each) != len(ids) for each in kept.values()):
         return Changed(why="the inputs differ in their number of rows")
-    kept = {name: each[:_MOST] for name, each in kept.items()}
-    return _replaced(kept)
+    rows: dict[str, Any] = {name: each[:_MOST] for name, each in kept.items()}
+    if "use_cache" in named:
+        rows["use_cache"] = False  # with a cache, as outside of training, models do not tell documents apart
+    return _replaced(rows)
 
 
 def _joined(given: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +75,7 @@ def _joined(given: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "input_ids": ids, "attention_mask": mask}
 
 
-def _replaced(kept: dict[str, torch.Tensor]) -> Changed:
+def _replaced(kept: dict[str, Any]) -> Changed:
     ids, mask, positions = kept["input_ids"], kept.get("attention_mask"), kept.get("position_ids")
     real = mask != 0 if mask is not None and mask.shape == ids.shape else torch.ones_like(ids, dtype=torch.bool)
     other, mine = ids.clone(), torch.zeros_like(real)

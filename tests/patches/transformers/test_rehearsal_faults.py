@@ -196,6 +196,7 @@ def test_every_second_row_or_document_has_other_tokens():
     assert made.other["input_ids"].tolist() == [[4, 3, 2, 0], [4, 5, 6, 7], [1, 9, 0, 0]]
     assert made.mine.tolist() == [[False] * 4, [True] * 4, [False] * 4]
     assert "labels" not in made.inputs
+    assert made.inputs["use_cache"] is made.other["use_cache"] is False
     one = {"input_ids": torch.tensor([[1, 2, 3, 4, 5]]), "position_ids": torch.tensor([[0, 1, 0, 1, 2]])}
     made = neighbors.changed(one, MODEL)
     assert made.name == neighbors.DOCUMENTS
@@ -262,6 +263,7 @@ MADE = applied.Made(SKETCH, 13.0, (2, 2), ("a", "b"))
         (SKETCH.flip(0), None, "", "deviates", "of the gradient at the step is not the window's"),
         (SKETCH.flip(0), None, "mine", "note", "mine may do that on purpose"),
         (SKETCH * torch.tensor([1.0, 1.0, 0.0, 0.0]), None, "", "deviates", "1 have no gradient at the step: b"),
+        (SKETCH / 0.0, None, "", "deviates", "the gradient at the step is not finite"),
         (SKETCH * 0, None, "mine", "deviates", "the whole gradient was cleared"),
     ],
 )
