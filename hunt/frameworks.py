@@ -134,6 +134,9 @@ FRAMEWORKS = {
         newest="openrlhf-0.11.2",
     ),
     "verl": Framework("megatron", levels=_verl, releases="verl-"),
+    "verl_corrections": Framework(
+        "megatron", levels=lambda name: forkserver.verl_workers(name and name.removeprefix("verl-")), releases="verl-"
+    ),
     "skyrl": Framework("megatron", levels=lambda name: forkserver.skyrl_trainer(_skyrl(name)), releases="skyrl-"),
     "skyrl_megatron": Framework("megatron", levels=_skyrl_megatron, releases="skyrl-"),
     "skyrl_dispatch": Framework("megatron", levels=_skyrl_dispatch, releases="skyrl-"),

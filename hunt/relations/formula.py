@@ -15,8 +15,7 @@ PAIRS = [
     by_both("float64"),
     # A step of several generations is the mean over them.
     by_both("generations", **STEPS),
-    # A tool's answer within a response does not count.
-    by_both("answers", answers=3),
-    # Old log-probabilities so far from the policy's that ratios are clipped on both sides.
+    # Old log-probabilities so far from the policy's that ratios are clipped on both sides; a tool's answer within a
+    # response does not count.
     by_both("far", apart=1.0, answers=3),
 ]

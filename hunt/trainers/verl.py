@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from hunt import groups, policy_formulas
@@ -60,8 +60,10 @@ def made(order: str, answers: int, without: tuple[int, ...] = (), apart: float |
     return rows if order == "given" else rows[::-1]
 
 
-def batch_of(rows: list[dict[str, Any]], *, nested: bool, padding: int) -> Any:
-    """As a trainer hands it to the engine; ``index`` is for the model."""
+def batch_of(
+    rows: list[dict[str, Any]], *, nested: bool, padding: int, more: Mapping[str, Any] = MappingProxyType({})
+) -> Any:
+    """As a trainer hands it to the engine; ``index`` is for the model, and there may be more fields of tokens."""
     import torch
     from tensordict import TensorDict
 
@@ -71,6 +73,7 @@ def batch_of(rows: list[dict[str, Any]], *, nested: bool, padding: int) -> Any:
     ids["input_ids"] = [torch.cat(pair) for pair in zip(ids["prompts"], ids["responses"], strict=True)]
     of_tokens = {name: [row[name] for row in rows] for name in FIELDS}
     of_tokens["response_mask"] = of_tokens["loss_mask"] = [row["mask"].long() for row in rows]
+    of_tokens |= more
     jagged = functools.partial(torch.nested.as_nested_tensor, layout=torch.jagged)
     tensors = {"index": torch.tensor([row["index"] for row in rows]), "input_ids": jagged(ids.pop("input_ids"))}
     if nested:
@@ -257,14 +260,20 @@ def actor(*, name: str, **settings: Any) -> Outcome:
         )
     except (ValueError, TypeError) as error:
         raise CannotRun(str(error)) from error
-    formula = None if mode == "clip_cov" else functools.partial(actor_formula, mode, average, DIVERGENCES.get(name))
+    of_loss = functools.partial(actor_formula, mode, average, DIVERGENCES.get(name), more.get("loss_scale_factor"))
+    formula = None if mode == "clip_cov" else of_loss
     return step_of(losses.ppo_loss, config, "log_probs", formula=formula, **settings)
 
 
 def actor_formula(
-    mode: str, average: str, divergence: str | None, rows: list[dict[str, Any]], policies: Sequence[Any]
+    mode: str,
+    average: str,
+    divergence: str | None,
+    scale: float | None,
+    rows: list[dict[str, Any]],
+    policies: Sequence[Any],
 ) -> Any:
-    """What `actor` computes, with verl's defaults."""
+    """What `actor` computes, with verl's defaults; without a scale the longest response is it."""
     responses = [response_of(row, policy) for row, policy in zip(rows, policies, strict=True)]
     if mode == "kl_cov":
         losses = policy_formulas.kl_cov(responses, 0.2, 0.1)
@@ -275,7 +284,8 @@ def actor_formula(
         of_each = [policy_formulas.divergence(divergence, each.policy, each.reference) for each in responses]
         losses = [loss + 0.5 * more for loss, more in zip(losses, of_each, strict=True)]
     of_responses = {"sapo": "seq-mean-token-mean", "geo_mean": "seq-mean-token-mean"}  # whatever is asked for
-    return policy_formulas.averaged(losses, of_responses.get(mode, average), max(len(row["mask"]) for row in rows))
+    scale = scale or max(len(row["mask"]) for row in rows)
+    return policy_formulas.averaged(losses, of_responses.get(mode, average), scale)
 
 
 @trainer(*(f"verl/critic-{average}" for average in AVERAGES if average != "token-sum"), takes=SETTINGS)
@@ -295,8 +305,11 @@ def critic(*, name: str, **settings: Any) -> Outcome:
 
 def critic_formula(average: str, rows: list[dict[str, Any]], predicted: Sequence[Any]) -> Any:
     """What `critic` computes."""
-    given = [[row[name][row["mask"]].double() for name in ("values", "returns")] for row in rows]
-    losses = [policy_formulas.clipped_values(each, *both, 0.5) for each, both in zip(predicted, given, strict=True)]
+    given = [(row["values"][row["mask"]].double(), row["returns"][row["mask"]].double()) for row in rows]
+    losses = [
+        policy_formulas.clipped_values(each, old, returns, 0.5)
+        for each, (old, returns) in zip(predicted, given, strict=True)
+    ]
     return policy_formulas.averaged(losses, average, max(len(row["mask"]) for row in rows))
 
 
