@@ -10,7 +10,7 @@ import functools
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -311,14 +311,20 @@ class LoopRehearsal:
         return self._accelerate.unknown()
 
     def _gradient(self, of_ranks: list[Seen], why: str, together: bool) -> Relation:
-        if not why and len(self._optimizers) == 1 and (text := loop_windows.cleared(of_ranks[0].windows[0])):
-            return Relation(GRADIENT, Verdict.DEVIATES, f"{of_ranks[0].windows[0][1].passes} passes", text)
+        noticed, wrong = "", False
+        if not why and len(self._optimizers) == 1:
+            noticed, wrong = loop_windows.cleared(of_ranks[0].windows[0])
+        if wrong:
+            return Relation(GRADIENT, Verdict.DEVIATES, f"{of_ranks[0].windows[0][1].passes} passes", noticed)
         made = []
         for rank, seen in enumerate(of_ranks):
             windows = loop_ranks.windows_of(of_ranks, rank) if together else seen.windows
             made += [loop_windows.judge(each, why) for each in windows]
         order = (Verdict.DEVIATES, Verdict.NOT_CHECKED, Verdict.HOLDS)
-        return next(each for verdict in order for each in made if each.verdict is verdict)
+        found = next(each for verdict in order for each in made if each.verdict is verdict)
+        if noticed and found.verdict is Verdict.HOLDS:
+            return replace(found, verdict=Verdict.NOTE, text=noticed)
+        return found
 
     def _rates(self, optimizer: Any, schedulers: Sequence[Any]) -> Relation | None:
         """Take the next steps of the only scheduler of an optimizer, if the run ends."""

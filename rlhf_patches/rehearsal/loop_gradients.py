@@ -43,27 +43,34 @@ class Followed:
     after: torch.Tensor | None = None
     used: torch.Tensor | None = None
     finite: bool = True
-    _version: int = -1
+    _bits: int = -1
+    _wanted: bool = True
 
-    def add(self, gradient: torch.Tensor) -> None:
-        """Add what a backward pass is about to accumulate."""
+    def add(self, gradient: torch.Tensor, counts: bool) -> None:
+        """Add what a backward pass is about to accumulate; ``counts`` is whether it may be wanted for training."""
         given = sketch_of(gradient)
         self.finite &= bool(torch.isfinite(given).all())
         self.made = given if self.made is None else self.made + given
         self.size += float(given.norm())
         self.passes += 1
-        self._version = self.parameter._version
+        self._wanted = self._wanted and counts
+        self._bits = fingerprint(self.parameter)
 
     def before_pass(self) -> None:
-        """Notice that ``.grad`` was cleared since the last pass."""
+        """Notice what your code did to ``.grad`` since the last pass: it may clear or replace it."""
         gradient = self.parameter.grad
-        empty = gradient is None or not bool(dense(gradient).any())
-        if self.made is None:
-            self.began = None if empty or gradient is None else sketch_of(gradient)
-        elif empty:
-            if self.finite and self.parameter._version == self._version and float(self.made.norm()):
-                self.dropped += self.passes
-            self._forget()
+        now = None if gradient is None else sketch_of(gradient)
+        if now is None or not bool(now.any()):
+            if self.made is not None:
+                unused = self.finite and self._wanted and bool(self.made.any())
+                if unused and fingerprint(self.parameter) == self._bits:
+                    self.dropped += self.passes
+                self._forget()
+            self.began = None
+        elif self.made is None:
+            self.began = now
+        elif self.after is None or not torch.equal(now, self.after):
+            self.made, self.size = now, float(now.norm())
 
     def after_pass(self) -> None:
         """Note ``.grad`` as the backward pass leaves it."""
@@ -86,7 +93,7 @@ class Followed:
 
     def _forget(self) -> None:
         self.made, self.began, self.after = None, None, None
-        self.size, self.passes, self.finite = 0.0, 0, True
+        self.size, self.passes, self.finite, self._wanted = 0.0, 0, True, True
 
 
 class Follower:
@@ -101,6 +108,9 @@ class Follower:
         self.products: dict[bool, int] = {True: 0, False: 0}
         """How many matrix products the graphs held in 16 bits, and how many in other formats."""
         self._failure = ""
+        self._counts = True
+        self.divisor = 1.0
+        """What the last pass's loss was divided by, in its last operation."""
 
     @property
     def failure(self) -> str:
@@ -121,7 +131,11 @@ class Follower:
 
     def begin_pass(self, roots: Sequence[Any]) -> None:
         """Look at the graphs of the tensors whose backward pass is about to run."""
-        for accumulator in self._accumulators(roots):
+        accumulators = [*self._accumulators(roots)]
+        # A pass that also reaches an input is made for the input: adversarial examples.
+        self._counts = all(isinstance(each.variable, torch.nn.Parameter) for each in accumulators)
+        self.divisor = max((_divisor(each) for each in roots), default=1.0)
+        for accumulator in accumulators:
             parameter = accumulator.variable
             followed = self._followed.get(id(parameter))
             if followed is None:
@@ -150,7 +164,7 @@ class Follower:
         def before_accumulation(gradients: Any) -> None:
             try:
                 if gradients and gradients[0] is not None:
-                    followed.add(gradients[0])
+                    followed.add(gradients[0], self._counts)
             except Exception as error:  # a tensor subclass without these operations
                 self._failure = self._failure or f"{type(error).__name__}: {error}"
 
@@ -170,6 +184,26 @@ class Follower:
             if node.name() in _MATRIX_PRODUCTS and (about := getattr(node, "_input_metadata", None)):
                 self.products[about[0].dtype in _LOW] += 1
             left += [each for each, _ in node.next_functions if each is not None and each not in seen]
+
+
+def _divisor(loss: Any) -> float:
+    """Return the number by which a loss was divided last; 1 if it was not."""
+    node = getattr(loss, "grad_fn", None)
+    name = node.name() if node is not None else ""
+    other = getattr(node, "_saved_other", None) if name in ("DivBackward0", "MulBackward0") else None
+    if not isinstance(other, torch.Tensor) or other.numel() != 1 or not float(other):
+        return 1.0
+    return float(other) if name == "DivBackward0" else 1 / float(other)
+
+
+def fingerprint(tensor: torch.Tensor) -> int:
+    """Return a number that changes with almost any change of a tensor's bits."""
+    with torch.no_grad():
+        values = tensor.detach()
+        values = values.to_local() if hasattr(values, "to_local") else values
+        values = torch.view_as_real(values) if values.is_complex() else values
+        kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        return int(values.contiguous().reshape(-1).view(kinds[values.element_size()]).sum(dtype=torch.int64))
 
 
 def dense(gradient: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from ..definitions.words import plural
 from . import parameters, pieces
-from .loop_gradients import Follower, dense
+from .loop_gradients import Follower, dense, fingerprint
 from .loop_windows import parameters_of
 from .parameters import shown
 from .relation import Relation, Verdict
@@ -96,16 +96,6 @@ def _tied(roots: Iterable[torch.nn.Module]) -> list[tuple[str, ...]]:
         for name, each in root.named_parameters(remove_duplicate=False):
             together.setdefault(id(each), []).append(_plain(name))
     return [tuple(names) for names in together.values() if len(names) > 1]
-
-
-def fingerprint(tensor: torch.Tensor) -> int:
-    """Return a number that changes with almost any change of a tensor's bits."""
-    with torch.no_grad():
-        values = tensor.detach()
-        values = values.to_local() if hasattr(values, "to_local") else values
-        values = torch.view_as_real(values) if values.is_complex() else values
-        kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-        return int(values.contiguous().reshape(-1).view(kinds[values.element_size()]).sum(dtype=torch.int64))
 
 
 def fingerprints(named: Mapping[str, torch.Tensor]) -> dict[str, int]:

@@ -60,11 +60,13 @@ class Window:
         gradients: those that a backward pass made.
         others: the names of parameters with a gradient that no backward pass made.
         without: the number of parameters without a gradient.
+        divisor: the number by which the last loss was divided.
     """
 
     gradients: list[Gradient] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
     without: int = 0
+    divisor: float = 1.0
 
     @property
     def passes(self) -> int:
@@ -81,7 +83,7 @@ def read(optimizer: Any, follower: Follower, names: dict[int, str], reduced: set
         names: the parameters' names by identity.
         reduced: the identities of those that DistributedDataParallel averages.
     """
-    made = Window()
+    made = Window(divisor=follower.divisor)
     for place, parameter in enumerate(parameters_of(optimizer)):
         name = names.get(id(parameter), f"parameter {place}")
         followed, gradient = follower.of(parameter), parameter.grad
@@ -127,7 +129,7 @@ def expected(of_ranks: Sequence[Window], rank: int) -> Window:
         made = torch.stack([one.made for one in all_of_it]).mean(0)
         size = sum(one.size for one in all_of_it) / len(all_of_it)
         together.append(replace(each, made=made, size=size, finite=all(one.finite for one in all_of_it)))
-    return Window(together, first.others, first.without)
+    return replace(first, gradients=together)
 
 
 def judge(windows: Sequence[Window], why_not: str) -> Relation:
@@ -218,17 +220,21 @@ def _steps(one: Window) -> tuple[str, str]:
     return "", ""
 
 
-def cleared(windows: Sequence[Window]) -> str:
-    """Return what is wrong if the second window used only its last backward pass; empty if nothing is.
+def cleared(windows: Sequence[Window]) -> tuple[str, bool]:
+    """Return what is noticed if the second window used only its last backward passes, and whether it is an error.
+
+    It is one if the loss is divided by the number of all of the window's backward passes. Else a gradient may have been
+    made for another purpose.
 
     Args:
         windows: the windows of the only optimizer.
     """
     if len(windows) < 2 or not windows[1].gradients:
-        return ""
+        return "", False
     second = windows[1]
     dropped = min(each.dropped for each in second.gradients)
     if not dropped or _steps(second)[1].startswith("before the step your code changes"):
-        return ""
+        return "", False
     total = dropped + second.passes
-    return f"{dropped} of {total} backward passes were cleared before the step, with unchanged parameters"
+    text = f"{dropped} of {total} backward passes were cleared before the step, with unchanged parameters"
+    return text, abs(second.divisor - total) < _SAME

@@ -9,7 +9,7 @@ from typing import Any
 from torch import distributed
 
 from rlhf_patches.proving import states
-from tests.patches.accelerate import loops_accelerate, loops_rare, loops_right, loops_wrong
+from tests.patches.accelerate import loops_accelerate, loops_published, loops_rare, loops_right, loops_wrong
 from tests.patches.accelerate.loops_made import (
     NOT_FOLLOWED,
     NOT_FOLLOWED_ON_RANKS,
@@ -22,7 +22,7 @@ from tests.patches.accelerate.loops_made import (
 )
 
 KINDS = ("right", "wrong", "not-followed", "on-ranks", "wrong-on-ranks", "not-followed-on-ranks", "go-on")
-MODULES = (loops_right, loops_rare, loops_accelerate, loops_wrong)
+MODULES = (loops_right, loops_rare, loops_published, loops_accelerate, loops_wrong)
 
 
 def main() -> None:

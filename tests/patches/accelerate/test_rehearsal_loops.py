@@ -9,7 +9,7 @@ from tests.patches.accelerate import rehearsal_loops_ranks as loops
 
 WORKER = loops.__name__
 CPU = {"ACCELERATE_USE_CPU": "true"}
-SOME = ("plain_sgd", "accumulated_by_hand", "gan", "accelerate_loop", "surgery_of_two_tasks")
+SOME = ("plain_sgd", "accumulated_by_hand", "gan", "accelerate_loop", "surgery_of_two_tasks", "adversarial_inputs")
 exhaustive = pytest.mark.exhaustive
 
 
@@ -20,7 +20,7 @@ def checked(found):
         for name, rows in found.items()
     }
     assert {name: each for name, each in deviating.items() if each} == {}
-    assert [name for name, rows in found.items() if rows[0]["verdict"] != "holds"] == []
+    assert [name for name, rows in found.items() if rows[0]["verdict"] not in ("holds", "note")] == []
 
 
 def test_right_loops_hold(run_ranks):
@@ -34,7 +34,7 @@ def test_right_loops_hold(run_ranks):
 @exhaustive
 def test_all_right_loops_hold(run_ranks):
     (found,) = run_ranks(WORKER, "right", levels=PACKAGES, ranks=1, **CPU)
-    assert len(found) >= 35
+    assert len(found) >= 55
     checked(found)
 
 
