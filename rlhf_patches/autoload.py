@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import hook_files, settings, site_hook
+from . import settings, site_hook
 from .definitions import registry
 from .definitions.registry import Registered
+from .runs import hook_files
 
 _MODE = 0o644
 

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from . import autoload, hook_files, settings, site_hook
+from . import autoload, settings, site_hook
 from .definitions import registry
 from .engine.engine import Asked, engine
 from .engine.log import logger
-from .runs import comparison
+from .runs import comparison, hook_files
 from .runs.comparison import VerifyError, differences
 from .runs.processes import Process
 from .settings import PREFIX, SettingsError

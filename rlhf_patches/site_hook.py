@@ -235,7 +235,7 @@ class _FirstImport(import_system.Observer):
             "that import, or before the code that imports it in another way"
         )
         if _demanded():
-            from . import exit_status
+            from .engine import exit_status
 
             exit_status.fail()
 

@@ -7,25 +7,21 @@ elsewhere, or a replacement takes more lines than the node has, the enclosing no
 from __future__ import annotations
 
 import ast
-import copy
 import difflib
-import itertools
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Union
+from typing import Any
 
 from ..definitions.changes import Rewrite
 from ..definitions.errors import DefinitionError
 from ..guards import fingerprints, patterns, shapes, sources
 from ..guards.edits import NoEffect, Undefined, Unrecognized, edited
 from ..guards.places import FunctionNode, Source
+from . import snippets
 
 _MOST_LINES = 12
 """The most lines of a pattern: a larger one fits no second release."""
 _INSTEAD = "Wrap or Replace the function"
-
-_Located = Union[ast.stmt, ast.expr]
 
 
 class Inexpressible(Exception):
@@ -45,7 +41,7 @@ class _Pair:
 class _Site:
     """A node and its replacement: one expression for an expression, any number of statements for a statement."""
 
-    old: _Located
+    old: snippets.Located
     new: tuple[ast.AST, ...]
     around: _Pair | None
 
@@ -121,10 +117,10 @@ class _Draft:
 
     def _rewrite(self, group: list[_Site]) -> tuple[int, Rewrite]:
         site = group[0]
-        starts = {_index(self.old.text, each.old) for each in group}
+        starts = {snippets.index(self.old.text, each.old) for each in group}
         pattern = self._pattern(group, starts)
-        lines = min(_height(each.old) for each in group)
-        for replacement in _replacements(self.new.text, site):
+        lines = min(snippets.height(each.old) for each in group)
+        for replacement in snippets.replacements(self.new.text, site.old, site.new):
             if replacement.count("\n") < lines:
                 return min(starts), Rewrite(self.target, pattern, replacement, matches=len(group))
         raise _TooSmall(
@@ -133,7 +129,7 @@ class _Draft:
 
     def _pattern(self, group: list[_Site], starts: set[int]) -> str:
         why, too_long = "is not a pattern by itself", 0
-        for pattern in _patterns(self.old.text, group[0].old):
+        for pattern in snippets.patterns_of(self.old.text, group[0].old):
             lines = pattern.count("\n") + 1
             if lines > _MOST_LINES:
                 too_long = lines
@@ -173,7 +169,7 @@ class _Draft:
         for node in (node for site in sites for new in site.new for node in [new, *ast.walk(new)]):
             if not isinstance(node, (ast.stmt, ast.expr)):
                 continue
-            for pattern in _patterns(self.new.text, node):
+            for pattern in snippets.patterns_of(self.new.text, node):
                 first = replace(drafted[0], unless=(pattern,))
                 try:
                     shapes.recognize(first, self.old)
@@ -238,7 +234,7 @@ def _whole(pair: _Pair) -> Iterator[_Site]:
         and around is not None
         and isinstance(around.old, ast.expr)
         and isinstance(around.new, ast.expr)
-        and _height(around.old) == _height(around.new) == 1
+        and snippets.height(around.old) == snippets.height(around.new) == 1
     ):
         yield _Site(around.old, (around.new,), around.around)
         return
@@ -257,7 +253,9 @@ def _in_block(old: list[ast.stmt], new: list[ast.stmt], around: _Pair) -> Iterat
     for tag, start, end, first, last in _aligned(old, new):
         if tag == "insert":
             before, after = start - 1, start
-            if before < 0 or (after < len(old) and not _fits(old[before], [*becomes[before], *new[first:last]])):
+            if before < 0 or (
+                after < len(old) and not snippets.fits(old[before], [*becomes[before], *new[first:last]])
+            ):
                 before = after
             if before < len(old):
                 becomes[before] += new[first:last]
@@ -309,104 +307,3 @@ def _same(one: object, other: object) -> bool:
 
 def _key(nodes: Sequence[ast.AST]) -> str:
     return fingerprints.canonical(list(nodes))
-
-
-# ------------------------------------------------------------------------------------------------- text
-
-
-def _patterns(text: str, node: ast.AST) -> Iterator[str]:
-    """A node's possible patterns: its text if it is short, and on one line."""
-    segment = _segment(text, node)
-    joined = " ".join(line.strip() for line in segment.splitlines())
-    flat = not isinstance(node, ast.stmt) or not hasattr(node, "body")
-    if "\n" in segment and flat:
-        yield from dict.fromkeys((ast.unparse(node), joined))
-    else:
-        yield from dict.fromkeys((segment, ast.unparse(node)))
-
-
-def _replacements(text: str, site: _Site) -> Iterator[str]:
-    """The possible texts of a node's replacement, the most readable first."""
-    if isinstance(site.old, ast.expr):
-        yield _on_a_line(text, site.new[0])
-        return
-    yield "\n".join(_segment(text, new) for new in site.new)
-    yield "\n".join(_on_a_line(text, new) for new in site.new)
-    yield "\n".join(_compact(site.new, text))
-
-
-def _fits(old: ast.stmt, new: Iterable[ast.AST]) -> bool:
-    return len(_compact(new, "")) <= _height(old)
-
-
-def _on_a_line(text: str, node: ast.AST) -> str:
-    segment = _segment(text, node)
-    return ast.unparse(node) if "\n" in segment else segment
-
-
-def _compact(nodes: Iterable[ast.AST], text: str) -> list[str]:
-    """Statements on as few lines as Python allows: simple ones on one line, or after a colon."""
-    rows = _Rows(text)
-    block = ast.Module(rows.merged(copy.deepcopy(list(nodes))), [])
-    lines: list[str] = []
-    for line in ast.unparse(ast.fix_missing_locations(block)).splitlines():
-        row = rows.texts.get(line.strip())
-        if row is None:
-            lines.append(line)
-        elif row.alone and lines and lines[-1].endswith(":"):
-            lines[-1] += f" {row.text}"
-        else:
-            lines.append(line.replace(line.strip(), row.text))
-    return lines
-
-
-class _Row(NamedTuple):
-    text: str
-    alone: bool
-
-
-class _Rows:
-    """Consecutive simple statements become a placeholder name; ``texts`` has their text by name."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self.texts: dict[str, _Row] = {}
-
-    def merged(self, block: list[Any]) -> list[ast.stmt]:
-        statements_of_block: list[ast.stmt] = []
-        for compound, group in itertools.groupby(block, lambda node: hasattr(node, "body") or hasattr(node, "cases")):
-            statements = list(group)
-            if compound:
-                statements_of_block += map(self._with_rows, statements)
-            else:
-                name = f"__row_{len(self.texts)}__"
-                text = "; ".join(_on_a_line(self._text, each) for each in statements)
-                self.texts[name] = _Row(text, len(statements) == len(block))
-                statements_of_block.append(ast.Expr(ast.Name(name, ast.Load())))
-        return statements_of_block
-
-    def _with_rows(self, node: Any) -> Any:
-        for name in ("body", "orelse", "finalbody"):
-            if getattr(node, name, None):
-                setattr(node, name, self.merged(getattr(node, name)))
-        for inner in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
-            self._with_rows(inner)
-        return node
-
-
-def _segment(text: str, node: ast.AST) -> str:
-    segment = ast.get_source_segment(text, node, padded=True) if text else ""
-    return textwrap.dedent(segment or ast.unparse(node)).strip("\n")
-
-
-def _height(node: ast.AST) -> int:
-    assert isinstance(node, (ast.stmt, ast.expr))
-    assert node.end_lineno is not None
-    return node.end_lineno - node.lineno + 1
-
-
-def _index(text: str, node: _Located) -> int:
-    """The offset of a node in the text, in characters."""
-    lines = text.split("\n")
-    before = lines[node.lineno - 1].encode()[: node.col_offset].decode()
-    return sum(len(line) + 1 for line in lines[: node.lineno - 1]) + len(before)

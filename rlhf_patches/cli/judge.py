@@ -9,13 +9,14 @@ import os
 import sys
 from pathlib import Path
 
-from .. import autoload, hook_files, settings
+from .. import autoload, settings
 from .._version import __version__
 from ..definitions import pages, registry
 from ..definitions.listed import WATCH
 from ..definitions.status import PatchReport, Report, Status, folded
 from ..definitions.words import plural, printable
 from ..offline import confined, download, evaluate, members
+from ..runs import hook_files
 from . import output
 from .command_line import Commands, add_output
 

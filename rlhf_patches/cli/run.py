@@ -10,8 +10,9 @@ import sys
 import sysconfig
 import tempfile
 
-from .. import autoload, hook_files, settings
+from .. import autoload, settings
 from ..definitions import registry
+from ..runs import hook_files
 from . import output, supervised
 from .command_line import Commands, UsageError, add_command, add_output, given_command
 

@@ -13,14 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
-from .. import exit_status, settings
+from .. import settings
 from ..definitions.listed import Listed
 from ..definitions.registry import PluginFailure
 from ..definitions.status import PatchError, PatchReport, Report, Status
 from ..definitions.words import printable
 from ..guards import memory
 from ..import_system import no_signal
-from . import import_hooks
+from . import exit_status, import_hooks
 from .entries import ON, Entry, row, with_observations
 from .log import announce, ended
 from .turn import Turn

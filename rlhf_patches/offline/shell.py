@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Union
 
-from . import inputs
+from . import inputs, shell_flow
 
 if TYPE_CHECKING:
     from ast_grep_py import SgNode
@@ -35,11 +35,6 @@ _NEEDS_A_WORD = re.compile(r"""\$\{\w+:-["']?[^-\s"'][^\s"']*["']?\}""")  # its 
 _EXPANSIONS = re.compile(r"\$\{[^}]*\}|\$\w+|\$\(.*\)|`.*`")
 _LONG_WORD = 1000
 _BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
-# What stands within these may not happen, or happen again, or leaves no variable behind.
-_UNSURE = (
-    *("if_statement", "for_statement", "c_style_for_statement", "while_statement", "case_statement"),
-    *("function_definition", "list", "pipeline", "subshell"),
-)
 _SHELLS = ("bash", "sh", "zsh", "sbatch", "ssh")
 SETS_NO_OPTION = re.compile(r"activate|(?:conda|mamba|micromamba|modules?)\.sh|\.bashrc|\.profile|lmod.*")
 """Files that choose an environment, when sourced, and set no option of a run."""
@@ -136,13 +131,13 @@ class _Reader:
         self._text, self._first, self._at = text, first, at or self._at
         self._depth += 1
         root = SgRoot(text, "bash").root()
-        self._unsure |= set(_assigned(root, sure=True))
+        self._unsure |= set(shell_flow.assigned(root))
         yield from self._statement(root)
         self._depth -= 1
         self._text, self._first, self._at = outer
 
     def _statement(self, node: SgNode) -> Iterator[Command]:
-        sure, self._sure = self._sure, self._sure and not _may_not_run(node)
+        sure, self._sure = self._sure, self._sure and not shell_flow.may_not_run(node)
         yield from self._of_kind(node, node.kind())
         self._sure = sure
 
@@ -370,28 +365,6 @@ class _Reader:
 
     def _line(self, node: SgNode) -> int:
         return self._at or self._first + node.range().start.line + 1
-
-
-def _may_not_run(node: SgNode) -> bool:
-    """Whether what stands within may be left out: not after ``&&``, unless that follows a test."""
-    kinds = [child.kind() for child in node.children()] if node.kind() == "list" else []
-    if kinds and "||" not in kinds and "test_command" not in kinds:
-        return node.text().startswith("test ")
-    return node.kind() in _UNSURE
-
-
-def _assigned(node: SgNode, sure: bool) -> Iterator[str]:
-    """The variables that an assignment sets which may not happen, or happen again."""
-    kind = node.kind()
-    sure = sure and kind not in _UNSURE
-    if not sure and kind == "variable_assignment":
-        yield node.children()[0].text().partition("[")[0]
-    elif kind == "for_statement":
-        yield node.children()[1].text()
-    elif kind == "compound_statement" and node.text().startswith("(("):
-        yield from re.findall(r"[A-Za-z_]\w*", node.text())
-    for child in node.children():
-        yield from _assigned(child, sure)
 
 
 def _unescaped(text: str) -> str:

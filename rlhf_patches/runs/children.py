@@ -22,7 +22,7 @@ def check() -> None:
     Raises:
         SettingsError: this environment has no site hook, or RLHF_PATCHES_AUTOLOAD is wrong or switches it off.
     """
-    from .. import hook_files
+    from . import hook_files
 
     if _VARIABLE in os.environ and not settings.truth("AUTOLOAD"):
         raise SettingsError(
@@ -57,6 +57,6 @@ def are_reached() -> bool:
     with contextlib.suppress(SettingsError):  # the site hook treats it as 1
         if not settings.truth("AUTOLOAD"):
             return False
-    from .. import hook_files  # imports site and sysconfig, which most runs do not need
+    from . import hook_files  # imports site and sysconfig, which most runs do not need
 
     return hook_files.active() is not None

@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from rlhf_patches import Rewrite, autoload, hook_files
+from rlhf_patches import Rewrite, autoload
 from rlhf_patches.cli import judge
 from rlhf_patches.definitions.registry import Registered
+from rlhf_patches.runs import hook_files
 from tests.harness import toy_slime
 from tests.harness.installed import ROOT
 

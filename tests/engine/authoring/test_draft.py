@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlhf_patches.authoring import draft
+from rlhf_patches.authoring import draft, snippets
 from rlhf_patches.authoring.draft import Inexpressible
 from rlhf_patches.guards import shapes, sources
 from rlhf_patches.guards.edits import Unrecognized, edited
@@ -198,11 +198,11 @@ def test_the_fixed_code_is_not_taken_for_the_defect():
 def test_what_is_not_the_fix_is_not_drafted(monkeypatch):
     made = []
 
-    def wrong(text, site):
-        made.append(site)
+    def wrong(text, old, new):
+        made.append(old)
         yield "a + 7"
 
-    monkeypatch.setattr(draft, "_replacements", wrong)
+    monkeypatch.setattr(snippets, "replacements", wrong)
     with pytest.raises(Inexpressible, match="the result of the rewrites differs from the fix"):
         drafted("return a - b", "return a + b")
     assert made

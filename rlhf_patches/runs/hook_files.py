@@ -44,4 +44,4 @@ def folder() -> Path:
 
 
 def _beside() -> Path:
-    return Path(__file__).resolve().parent.parent
+    return Path(__file__).resolve().parents[2]
