@@ -19,10 +19,10 @@ WRONG = ("stage 1", "stage 2", "reduced", "large", "round robin", "overlapping",
 SAME = ("whole", "not contiguous", "offload", "another optimizer", "another optimizer, reduced")
 ROUNDING = 0.12
 RULE_COVERAGE = {
-    "minimal scope": "test_where_there_is_no_bug_every_number_is_upstream_s",
+    "minimal scope": "test_where_no_matrix_is_split_every_number_is_upstream_s",
     "no side effects": "because a rank copies what it has received into a buffer that upstream itself writes to",
     "backward compatible": (
-        "test_where_there_is_no_bug_every_number_is_upstream_s",
+        "test_where_no_matrix_is_split_every_number_is_upstream_s",
         "test_a_user_s_classes_and_functions_are_as_released",
     ),
     "no new blocking": "test_the_collectives_are_upstream_s",
@@ -31,9 +31,9 @@ RULE_COVERAGE = {
     "get the same gradient as before": "test_one_rank_is_as_released",
     "a rank receives its own part only": "test_a_step_is_muon_s",
     "ZeRO-2 with accumulation also needs": "test_other_affected_releases",
-    "One rank, `": ("test_one_rank_is_as_released", "test_where_there_is_no_bug_every_number_is_upstream_s"),
+    "One rank, `": ("test_one_rank_is_as_released", "test_where_no_matrix_is_split_every_number_is_upstream_s"),
     "The patch does not change an optimizer on the CPU": (
-        "test_where_there_is_no_bug_every_number_is_upstream_s",
+        "test_where_no_matrix_is_split_every_number_is_upstream_s",
         "test_a_user_s_classes_and_functions_are_as_released",
         "test_which_optimizers_are_deepspeed_s",
     ),
@@ -56,7 +56,7 @@ def test_a_step_is_muon_s(reports, case):
 
 
 @pytest.mark.parametrize("case", SAME)
-def test_where_there_is_no_bug_every_number_is_upstream_s(reports, case):
+def test_where_no_matrix_is_split_every_number_is_upstream_s(reports, case):
     for report in reports:
         assert report["after"][case] == report["before"][case]
 
