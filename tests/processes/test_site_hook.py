@@ -38,7 +38,7 @@ def test_the_wheel_ships_what_is_known_of_texts_and_stays_small(wheel, installed
     ours = {path.name for path in (ROOT / texts).glob("*.json")}
     assert {path.name for path in (installed.site / texts).iterdir()} == ours
     assert "trl.json" in ours
-    assert wheel.stat().st_size < 1_500_000
+    assert wheel.stat().st_size < 2_000_000  # patches with their proofs are more than half of it
 
 
 def test_off_loads_nothing(installed, slime):
