@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib
+from types import SimpleNamespace
 from typing import Any
 
-from hunt import groups
+from hunt import groups, policy_formulas
 from hunt.outcomes import Outcome
+from hunt.policy_formulas import Limits, Response
 from hunt.trainers import CannotRun, trainer
+
+POLICIES = {"regular": "ppo", "dual_clip": "ppo", "gspo": "gspo", "sapo": "sapo", "cispo": "cispo"}
+"""Losses of SkyRL's, and their formulas."""
 
 
 @trainer("skyrl/grpo", "skyrl/gae")
@@ -22,6 +27,39 @@ def advantages(*, name: str, padding: int) -> Outcome:
     }
     found = cases.gradient(name, 9 + padding, given)
     return {"gradient": {f"row {at}": row for at, row in enumerate(found)}}
+
+
+@trainer(*(f"skyrl/policy-{name}" for name in POLICIES))
+def policy(*, name: str, by: str = "trainer") -> Outcome:
+    """A sum over tokens, since the advantages are divided before; a tool's answer within a response does not count."""
+    import torch
+
+    kind = name.partition("-")[2]
+    generator, mask = torch.Generator().manual_seed(6), torch.ones(4, 9).bool()
+    for row, length in enumerate((9, 5, 7, 2)):
+        mask[row, length:] = False
+    mask[0, 3:5] = False
+    own = -1.0 + 0.3 * torch.randn(4, 9, generator=generator)
+    old = (own + 0.7 * torch.randn(4, 9, generator=generator)).clamp(max=-0.05)
+    advantages = torch.tensor([[1.0], [-0.7], [0.4], [-1.3]]).expand(4, 9)
+    if by == "formula":
+        own = own.double()
+    own.requires_grad_()
+    if by == "formula":
+        limits = Limits(dual=3.0 if kind == "dual_clip" else None)
+        loss = torch.zeros((), dtype=torch.float64)
+        for each, before, advantage, counts in zip(own, old.double(), advantages.double(), mask, strict=True):
+            response = Response(each[counts], before[counts], advantage[counts])
+            loss = loss + policy_formulas.LOSSES[POLICIES[kind]](response, limits).sum()
+    else:
+        module = importlib.import_module("skyrl.backends.skyrl_train.utils.ppo_utils")
+        cispo = SimpleNamespace(cispo_anchor="old", cispo_eps_clip_low=0.2, cispo_eps_clip_high=0.2)
+        config = SimpleNamespace(policy_loss_type=kind, loss_reduction="sequence_mean", off_policy_correction=None)
+        vars(config).update(eps_clip_low=0.2, eps_clip_high=0.2, clip_ratio_c=3.0, cispo=cispo)
+        config.sapo = SimpleNamespace(tau_pos=1.0, tau_neg=1.05)
+        loss, _ = module.PolicyLossRegistry.get(kind)(own, old, advantages, config, loss_mask=mask.float())
+    loss.backward()
+    return {"loss": {"step": loss.detach()}, "gradient": {"log-probabilities": own.grad}}
 
 
 @trainer("skyrl_dispatch/outputs")
