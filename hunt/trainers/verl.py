@@ -54,7 +54,7 @@ def made(order: str, answers: int, without: tuple[int, ...] = (), apart: float |
             row[name] = torch.full((len(mask),), -7.0).masked_scatter(mask, values)
         row["advantages"][:] = 1.0 - 0.4 * index  # of a sequence, as GRPO's
         if apart is not None:
-            drawn = apart * torch.randn(len(mask), generator=generator)
+            drawn = torch.zeros(len(mask)).masked_scatter(mask, apart * torch.randn(response, generator=generator))
             row["old_log_probs"] = torch.where(mask, (row["model"] + drawn).clamp(max=-0.05), row["old_log_probs"])
         rows.append(row)
     return rows if order == "given" else rows[::-1]

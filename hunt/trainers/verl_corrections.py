@@ -38,7 +38,8 @@ def drawn(order: str, answers: int, apart: float | None, *, bypass: bool) -> lis
     rows = verl.made(order, answers, apart=apart)
     for row in rows:
         generator = torch.Generator().manual_seed(50 + row["index"])
-        far = 0.4 * torch.randn(len(row["mask"]), generator=generator)
+        far = torch.zeros(len(row["mask"]))
+        far[row["mask"]] = 0.4 * torch.randn(int(row["mask"].sum()), generator=generator)
         sampled = torch.where(row["mask"], (row["old_log_probs"] + far).clamp(max=-0.05), row["old_log_probs"])
         row["rollout_log_probs"] = row["old_log_probs"] if bypass else sampled
     return rows
