@@ -104,7 +104,8 @@ class Listed(NamedTuple):
     @property
     def modules(self) -> tuple[str, ...]:
         """The modules of all variants."""
-        return modules_of(self.variants)
+        # Each import of a watched module asks all entries, most of which have one variant.
+        return self.variants[0].modules if len(self.variants) == 1 else modules_of(self.variants)
 
     def load(self) -> Patch | Advice | Watch:
         """Import the patch.
