@@ -419,6 +419,9 @@ LISTED = (
         ListedVariant(distribution='transformers', versions='>=5.2.0,<5.15.0', modules=('transformers.models.qwen3_next.modeling_qwen3_next', 'transformers.models.qwen3_5.modeling_qwen3_5', 'transformers.models.qwen3_5_moe.modeling_qwen3_5_moe'), independent=True, rewrites=True),
         ListedVariant(distribution='transformers', versions='>=5.15.0,<=5.24.0', modules=('transformers.models.qwen3_next.modeling_qwen3_next', 'transformers.models.qwen3_5.modeling_qwen3_5', 'transformers.models.qwen3_5_moe.modeling_qwen3_5_moe', 'transformers.models.olmo_hybrid.modeling_olmo_hybrid'), independent=True, rewrites=True),
     )),
+    Listed('transformers-packed-recurrence', 'rlhf_patches.patches.transformers.packed_recurrence:ADVICE', (
+        ListedVariant(distribution='transformers', versions='>=4.57.0,<=5.24.0', modules=('transformers.trainer',), rewrites=True, is_advice=True),
+    )),
     Listed('transformers-packed-short-convolution', 'rlhf_patches.patches.transformers.packed_short_convolution:PATCH', (
         ListedVariant(distribution='transformers', versions='>=5.0.0rc0,<5.15.0', modules=('transformers.models.lfm2.modeling_lfm2', 'transformers.models.lfm2_moe.modeling_lfm2_moe'), independent=True, rewrites=True),
         ListedVariant(distribution='transformers', versions='>=5.15.0,<=5.24.0', modules=('transformers.models.lfm2.modeling_lfm2', 'transformers.models.lfm2_moe.modeling_lfm2_moe'), independent=True, rewrites=True),
@@ -436,6 +439,11 @@ LISTED = (
     Listed('transformers-resume-weights', 'rlhf_patches.patches.transformers.resume_weights:PATCH', (
         ListedVariant(distribution='transformers', versions='>=4.52.0,<=4.57.6', modules=('transformers.trainer',), rewrites=True),
         ListedVariant(distribution='transformers', versions='>=5.0.0rc1,<=5.24.0', modules=('transformers.trainer',), rewrites=True),
+    )),
+    Listed('transformers-router-loss-reentrant', 'rlhf_patches.patches.transformers.router_loss_reentrant:PATCH', (
+        ListedVariant(distribution='transformers', versions='>=4.54.0,<5.17.0', modules=('transformers.modeling_utils',), rewrites=True),
+        ListedVariant(distribution='transformers', versions='>=5.17.0,<5.23.0', modules=('transformers.modeling_utils',), rewrites=True),
+        ListedVariant(distribution='transformers', versions='>=5.23.0,<=5.24.0', modules=('transformers.modeling_utils',), rewrites=True),
     )),
     Listed('transformers-shared-kv-gradient', 'rlhf_patches.patches.transformers.shared_kv_gradient:PATCH', (
         ListedVariant(distribution='transformers', versions='>=5.5.2,<5.6.0', modules=('transformers.models.gemma4.modeling_gemma4',), rewrites=True),

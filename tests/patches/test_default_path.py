@@ -32,6 +32,7 @@ CALLERS = {
     "skyrl-step-wise-advantages": "skyrl.train.trainer:RayPPOTrainer.train",
     "swift-null-ref-context-hf": "swift.rlhf_trainers.grpo_trainer:GRPOTrainer",
     "transformers-moe-aux-loss": "transformers.trainer:Trainer.training_step",
+    "transformers-router-loss-reentrant": "because users and trainers enable checkpointing alike, with its arguments",
     "trl-chunked-nll-zero3": "because the forward that SFTTrainer gives the model calls it so, with the head's weight",
     "trl-distillation-scale": "because subclasses call it by super(), and compute_loss comes once outside train()",
     "trl-dpo-second-eos": "because only a subclass's own function calls it; DPOTrainer maps it over the data set",
