@@ -5,8 +5,8 @@ from hunt.relations import Pair
 PAIRS = [
     Pair(
         f"{half}-zero{stage}{'-accumulating' * (accumulation > 1)}",
-        {"half": half, "zero": None, "accumulation": accumulation, "ranks": 2},
-        {"half": half, "zero": stage, "accumulation": accumulation, "ranks": 2},
+        {"half": half, "stage": None, "accumulation": accumulation, "ranks": 2},
+        {"half": half, "stage": stage, "accumulation": accumulation, "ranks": 2},
         ("update",),
         tolerance=5e-2,
     )

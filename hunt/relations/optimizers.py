@@ -14,9 +14,9 @@ def _pairs(accumulation: int, ranks: int) -> Iterator[Pair]:
     whole = {"optimizer": "muon", "accumulation": accumulation, "ranks": ranks}
     how = "accumulating" if accumulation > 1 else "one-micro-batch"
     for stage in (0, 1, 2, 3):
-        made: dict[str, Any] = {**whole, "zero": stage}
+        made: dict[str, Any] = {**whole, "stage": stage}
         # Up to 0.18.9 DeepSpeed orthogonalizes in bfloat16.
-        yield Pair(f"zero{stage}-{how}", {**whole, "zero": None}, made, ("update",), tolerance=0.1)
+        yield Pair(f"zero{stage}-{how}", {**whole, "stage": None}, made, ("update",), tolerance=0.1)
 
 
 PAIRS = [
@@ -25,8 +25,8 @@ PAIRS = [
     *(
         Pair(
             f"zero{stage}-offload",
-            {**OFFLOADED, "zero": None},
-            {**OFFLOADED, "zero": stage},
+            {**OFFLOADED, "stage": None},
+            {**OFFLOADED, "stage": stage},
             ("update",),
             tolerance=0.1,
         )

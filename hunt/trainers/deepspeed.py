@@ -83,9 +83,9 @@ def engine(
 
 @trainer("deepspeed/muon")
 def muon(
-    *, optimizer: str = "muon", zero: int | None = None, ranks: int = 1, accumulation: int = 1, offload: bool = False
+    *, optimizer: str = "muon", stage: int | None = None, ranks: int = 1, accumulation: int = 1, offload: bool = False
 ) -> Outcome:
-    """What three of Muon's steps add to the weights; by the definition in float64 if ``zero`` is None."""
+    """What three of Muon's steps add to the weights; by the definition in float64 if ``stage`` is None."""
     import torch
 
     from rlhf_patches.patches.deepspeed.proofs import muon
@@ -94,8 +94,8 @@ def muon(
     offloaded: dict[str, Any] = {}
     if offload:  # from 0.19.3 to 0.19.7 it refuses to offload with reduce_scatter
         offloaded = {"offload_optimizer": {"device": "cpu", "pin_memory": False}, "reduce_scatter": False}
-    case = muon.Case(stage=zero, micro_batches=accumulation, zero=offloaded)
-    if zero is None:
+    case = muon.Case(stage=stage, micro_batches=accumulation, zero=offloaded)
+    if stage is None:
         end = muon.exactly(case, ranks)
     else:
         try:
@@ -109,8 +109,8 @@ def muon(
 
 
 @trainer("deepspeed/half")
-def half(*, half: str, zero: int | None = None, ranks: int = 1, accumulation: int = 1) -> Outcome:
-    """What four steps of SGD add to a layer's weights; by the definition in float64 if ``zero`` is None."""
+def half(*, half: str, stage: int | None = None, ranks: int = 1, accumulation: int = 1) -> Outcome:
+    """What four steps of SGD add to a layer's weights; by the definition in float64 if ``stage`` is None."""
     from deepspeed import get_accelerator
 
     from rlhf_patches.patches.deepspeed.proofs import half_precision_ranks as steps
@@ -120,9 +120,9 @@ def half(*, half: str, zero: int | None = None, ranks: int = 1, accumulation: in
     # DeepSpeed refuses fp16 on a CPU, on which torch computes in it.
     get_accelerator().is_fp16_supported = lambda: True
     get_accelerator().supported_dtypes = lambda: [*steps.DTYPES.values()]
-    made = steps.made(half, zero, accumulation)
+    made = steps.made(half, stage, accumulation)
     start = made.module.weight.detach().double().clone()
-    if zero is None:
+    if stage is None:
         end = steps.exactly(start, accumulation)
     else:
         steps.train(made, half, accumulation, "backward")
