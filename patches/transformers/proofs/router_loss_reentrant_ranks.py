@@ -35,6 +35,9 @@ FAMILIES |= {name: name for name in ("GraniteMoe", "GraniteMoeShared", "GraniteM
 FAMILIES |= {name: name for name in ("MiniMaxM2", "Ernie4_5_Moe", "Jamba", "Laguna", "Mellum")}
 FAMILIES |= {"Qwen3_5Moe": "Qwen3_5MoeText"}
 
+#: A router casts its input to float32, whatever the model has; one draws noise, other noise in float64.
+FLOAT32 = ("ernie4_5_moe", "phimoe")
+
 
 def has(family: str) -> bool:
     """Whether this release has it; 4.x cannot train GraniteMoeHybrid without Mamba layers."""
@@ -65,8 +68,8 @@ def loss_of(model: Any, **given: Any) -> torch.Tensor:
 
 
 def wanted_of(model: Any) -> dict[str, torch.Tensor]:
-    """In float64, without checkpointing; without weights of experts that no token has."""
-    loss_of(model.double()).backward()
+    """Without checkpointing, in float64 if the model can; without weights of experts that no token has."""
+    loss_of(model if model.config.model_type in FLOAT32 else model.double()).backward()
     return {name: each for name, each in gradients(model).items() if each.norm() > 0}
 
 
