@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
@@ -10,12 +11,17 @@ from .. import _released
 
 _STAGES = "deepspeed.runtime.zero.stage_1_and_2"
 _MUON = "deepspeed.runtime.zero.muon.muon_optimizer"
+_UPDATE = "deepspeed.runtime.zero.muon.original_muon"
 _CLASS = f"{_STAGES}:DeepSpeedZeroOptimizer"
 _AVERAGE = f"{_CLASS}.average_tensor"
 _FUNCTIONS = (
+    "reduce_ipg_grads",
     "average_tensor",
     "allreduce_and_scatter",
     "allreduce_and_copy_with_multiple_ranks",
+    "allreduce_bucket",
+    "allreduce_no_retain",
+    "allreduce_and_copy",
     "copy_grads_in_partition",
     "get_flat_partition",
 )
@@ -28,7 +34,9 @@ def needs_whole(optimizer: Any) -> bool:
     # known: only classes defined in these modules have these names; a subclass defined elsewhere is a user's
     if type(optimizer.optimizer).__module__ != _MUON or type(optimizer).__module__ != _STAGES:
         return False
-    return not _released.others(optimizer, *_FUNCTIONS, packages=("deepspeed",))
+    # Both are compiled. A user's, which may gather a matrix itself, is in the module that calls it.
+    called, released = (getattr(sys.modules.get(name), "muon_update", None) for name in (_STAGES, _UPDATE))
+    return called is released and not _released.others(optimizer, *_FUNCTIONS, packages=("deepspeed",))
 
 
 PATCH = Patch(

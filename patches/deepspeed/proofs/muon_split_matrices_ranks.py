@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,7 @@ from rlhf_patches.proving import states
 from rlhf_patches.testing import applied
 
 NAME = "deepspeed-muon-split-matrices"
+OWN = ("Muon", "ZeRO", "average_tensor", "allreduce_no_retain", "get_flat_partition", "muon_update")
 ANOTHER = {"optimizer": {"type": "Adamax", "params": {"lr": 0.01}}}
 CASES = {
     "stage 1": muon.Case(stage=1),
@@ -43,6 +46,11 @@ def operations(case: muon.Case) -> list[str]:
 
 def own(name: str) -> dict[str, Any]:
     """Steps in which a function of the optimizer, or the class of one of the two optimizers, is a user's."""
+    if name == "muon_update":
+        module: Any = importlib.import_module("deepspeed.runtime.zero.stage_1_and_2")
+        update = module.muon_update
+        with mock.patch.object(module, name, lambda *args, **kwargs: update(*args, **kwargs)):
+            return muon.outcome(CASES["reduced"])
     case = CASES["reduced"]
     made = muon.engine(case, muon.fresh(case))
     if name in ("Muon", "ZeRO"):
@@ -73,7 +81,7 @@ def main() -> None:
                 found[case] = muon.outcome(CASES[case])
         if options.more:
             found["collectives"] = {case: operations(CASES[case]) for case in ("stage 1", "stage 2")}
-            found["own"] = {name: own(name) for name in ("Muon", "ZeRO", "average_tensor", "get_flat_partition")}
+            found["own"] = {name: own(name) for name in OWN}
         return found
 
     states.report(NAME, observe, options.out)
