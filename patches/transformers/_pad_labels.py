@@ -28,6 +28,8 @@ def padding(collator: Any, labels: torch.Tensor, batch: Any, examples: Any) -> t
     ):
         rlhf_patches.decided(_NAME, False)
         return found
-    ends = found & (mask != 0)
+    # The first token of a text is its beginning. In a row that is padded on the left, padding would predict it.
+    follows = torch.nn.functional.pad(mask[:, :-1], (1, 0)) != 0
+    ends = found & (mask != 0) & follows
     rlhf_patches.decided(_NAME, bool(ends.any()))
     return found & ~ends

@@ -23,7 +23,8 @@ The collator makes a label -100 if it is the padding token, wherever it is. The 
 is ignored as well. The attention mask, which tells the two apart, is not read.""",
     repair="""\
 If `pad_token_id` is `eos_token_id`, the patch ignores only the positions of that token whose attention mask is 0. The
-ends of texts, whose mask is 1, are labels. In packed rows so are the ends between texts.
+ends of texts, whose mask is 1, are labels. In packed rows so are the ends between texts. The first token of a row is no
+end, and stays ignored: some models begin a text with the same token.
 
 Another padding token, masked language modeling, other tensors than torch's, and examples without an `attention_mask`
 of their own stay as released, bit for bit: an example that was padded before has no other sign of it. A subclass with

@@ -41,7 +41,11 @@ def tokenizer_of(case: str) -> Any:
     plain = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="<unk>"))
     padding = "<pad>" if case == "own padding token" else "<eos>"
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=plain, pad_token=padding, eos_token="<eos>", mask_token="<unk>"
+        tokenizer_object=plain,
+        pad_token=padding,
+        eos_token="<eos>",
+        mask_token="<unk>",
+        padding_side="left" if "on the left" in case else "right",
     )
 
 
@@ -61,6 +65,8 @@ def made() -> Any:
 
 
 def examples(case: str) -> list[dict[str, Any]]:
+    if case == "begins, padded on the left":
+        return [{"input_ids": [END, *row], "attention_mask": [1] * (len(row) + 1)} for row in TEXTS]
     rows = [list(TEXTS[0]) + list(TEXTS[1])] * 2 if case == "packed" else [list(row) for row in TEXTS]
     if case == "padded before":
         return [{"input_ids": row + [END] * (5 - len(row))} for row in rows]

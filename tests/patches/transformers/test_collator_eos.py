@@ -15,10 +15,11 @@ RULE_COVERAGE = {
     "no new blocking": "because it is arithmetic of one batch: no lock, no collective",
     "stay as released, bit for bit": "test_what_is_not_affected_is_the_same",
     "stays as released, too": "test_what_is_not_affected_is_the_same",
+    "stays ignored": "test_the_ends_of_texts_are_labels",
     "only the positions": "test_the_ends_of_texts_are_labels",
 }
 WORKER = "tests.patches.transformers.collator_eos_own_ranks"
-AFFECTED = {"padded": 2, "packed": 4}
+AFFECTED = {"padded": 2, "packed": 4, "begins, padded on the left": 2}
 SAME = ("own padding token", "padded before", "own", "masked language modeling")
 #: Forward and backward in float32, of one layer.
 ROUNDING = 1e-5
