@@ -39,5 +39,7 @@ def _placeholders(collator: Any, labels: torch.Tensor) -> torch.Tensor | None:
     tokens: list[Any] = []
     for kind in ("image", "video", "audio"):
         tokens += getattr(processor, f"{kind}_token_ids", None) or [getattr(processor, f"{kind}_token_id", None)]
-    known = [token for token in tokens if isinstance(token, int)]
+    # A tokenizer without a placeholder gives the token of unknown words in its place.
+    unknown = getattr(getattr(processor, "tokenizer", None), "unk_token_id", None)
+    known = [token for token in tokens if isinstance(token, int) and token != unknown]
     return torch.isin(labels, torch.tensor(known, dtype=labels.dtype)) if known else None

@@ -35,8 +35,10 @@ weigh less. No error. Data with a prompt and a completion is not affected by def
 compute the loss over all other labels.""",
     repair="""\
 The patch makes labels -100 where they are tokens that the processor names as its placeholders: `image_token_id`,
-`video_token_id` and `audio_token_id`. The loss is then the mean over the tokens of text. Special tokens around an
-image, such as `<|vision_start|>`, stay labels.
+`video_token_id` and `audio_token_id`, or the lists `image_token_ids` and so on. The loss is then the mean over the
+tokens of text. Special tokens around an image, such as `<|vision_start|>`, stay labels unless a list has them, as in
+Pixtral and InternVL. A placeholder that the tokenizer does not know has the token of unknown words, which stays a
+label.
 
 Batches without a placeholder, processors without these attributes, processors that are not a class of transformers,
 your own collator and subclasses with one of the collator's methods of their own stay as released, bit for bit. So does

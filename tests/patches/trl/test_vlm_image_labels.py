@@ -21,7 +21,8 @@ RULE_COVERAGE = {
     "no new blocking": "because it is arithmetic of one batch: no lock, no collective",
     "known": "test_a_processor_that_is_not_known_is_left",
     "stay as released, bit for bit": "test_what_is_not_affected_is_the_same",
-    "stay labels": "test_the_loss_is_that_of_the_text",
+    "stay labels unless": ("test_the_loss_is_that_of_the_text", "test_a_processor_that_is_not_known_is_left"),
+    "unknown words": "test_a_processor_that_is_not_known_is_left",
 }
 WORKER = "tests.patches.trl.vlm_image_labels_own_ranks"
 AFFECTED = ("conversation", "prompts, completions")
@@ -74,9 +75,15 @@ def test_reverted_it_is_trl_s_own_again(report):
     [
         ("transformers.models.llava.processing_llava", {"image_token_id": 7}, [-100, 8, 9]),
         ("transformers.models.a.processing_a", {"image_token_ids": [7, None], "video_token_id": 9}, [-100, 8, -100]),
+        ("transformers.models.a.processing_a", {"image_token_ids": [7, 9], "image_token_id": 7}, [-100, 8, -100]),
         ("transformers.models.a.processing_a", {"image_token_id": None}, [7, 8, 9]),
         ("transformers_modules.a.processing_a", {"image_token_id": 7}, [7, 8, 9]),  # from the Hub
         ("mine", {"image_token_id": 7}, [7, 8, 9]),
+        (
+            "transformers.models.a.processing_a",
+            {"image_token_id": 7, "video_token_id": 9, "tokenizer": SimpleNamespace(unk_token_id=9)},
+            [-100, 8, 9],
+        ),
     ],
 )
 def test_a_processor_that_is_not_known_is_left(module, attributes, wanted):
