@@ -42,6 +42,7 @@ RULE_COVERAGE = {
     "bit for bit": "test_all_others_stay",
     "stays reentrant": "test_it_stays_reentrant",
     "Only mixtures": "test_all_others_stay",
+    "as they were before": "test_with_it_the_gradient_is_that_without_checkpointing",
     "Hidden states": "test_what_else_a_call_returns_stays",
 }
 #: float32 against float64; 3e-6 without checkpointing.
