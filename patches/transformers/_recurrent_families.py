@@ -25,16 +25,18 @@ FAMILIES = {
     "rwkv": "Rwkv",
     "xlstm": "xLSTM",
 }
+_MODULES = {f"transformers.models.{name}.modeling_{name}" for name in FAMILIES}
 _CLASSES = {f"transformers.models.{name}.modeling_{name}.{prefix}ForCausalLM" for name, prefix in FAMILIES.items()}
 _BORDERS = ("seq_idx", "cu_seqlens", "cu_seq_lens_q")
 
 
 def joins_documents(self: Any, inputs: Any) -> bool | None:
-    """Trainer: whether its collator has joined several rows for such a model; None if a row may be one document."""
+    """Trainer: whether its collator has joined several rows for such a model; None if that is not known."""
     model = _inner(self.model)
     cls = type(model)
     if f"{cls.__module__}.{cls.__qualname__}" not in _CLASSES:
-        return False
+        # A user's subclass, and another model of the family, may be affected.
+        return None if any(each.__module__ in _MODULES for each in cls.__mro__) else False
     if not isinstance(inputs, Mapping) or any(inputs.get(name) is not None for name in _BORDERS):
         return None  # kernels may separate the documents
     if not _flattens(self.data_collator):

@@ -1,4 +1,4 @@
-"""An advice for recurrent models that nothing repairs, such as Granite 4 and Jamba: packed documents affect each other."""
+"""An advice for recurrent models that nothing repairs, such as Granite 4: packed documents affect each other."""
 
 from __future__ import annotations
 

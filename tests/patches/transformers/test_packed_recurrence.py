@@ -47,3 +47,8 @@ def test_nothing_is_said_of_other_runs(report, case):
 def test_classes_of_a_user_are_unknown():
     model = type("JambaForCausalLM", (), {"training": True})()
     assert joins_documents(SimpleNamespace(model=model), {}) is False
+    for name in ("JambaForCausalLM", "JambaForSequenceClassification"):
+        released = type(name, (), {"__module__": "transformers.models.jamba.modeling_jamba"})
+        own = type("Own", (released,), {"__module__": "mine"})
+        assert joins_documents(SimpleNamespace(model=own()), {"input_ids": None}) is None
+    assert joins_documents(SimpleNamespace(model=released()), {}) is None
