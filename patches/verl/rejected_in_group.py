@@ -23,16 +23,14 @@ PATCH = Patch(
     summary="responses that rollout correction has rejected do not move the baseline of their group",
     harm="wrong gradient",
     bug="responses that are rejected, and so not trained, still count in their group's mean and standard deviation",
-    when="algorithm.rollout_correction.rollout_rs, with adv_estimator grpo, rloo or reinforce_plus_plus_baseline",
-    excluded_by=(
-        "algorithm.adv_estimator=gae|remax|opo|gpg|reinforce_plus_plus",
-        "algorithm.rollout_correction.rollout_rs=absent|null",
-    ),
+    when="rollout_rs, or a veto up to 0.7.0, and adv_estimator grpo, rloo or reinforce_plus_plus_baseline",
+    # Without rollout_rs, 0.6.1 and 0.7.0 reject by rollout_token_veto_threshold.
+    excluded_by=("algorithm.adv_estimator=gae|remax|opo|gpg|reinforce_plus_plus",),
     symptom="""\
-verl 0.6.1 to 0.9.1 with `algorithm.rollout_correction.rollout_rs`: a response that is rejected gets an empty response
-mask, but its reward still moves the advantages of the other responses to the same prompt. With the rewards 1, 0 and 0,
-and a rejected response with the reward 5, the first response has the advantage -0.21 in GRPO; without the rejected one
-it is 1.15. No error.""",
+verl 0.6.1 to 0.9.1 with `algorithm.rollout_correction.rollout_rs`, or 0.6.1 and 0.7.0 with
+`rollout_token_veto_threshold`: a response that is rejected gets an empty response mask, but its reward still moves the
+advantages of the other responses to the same prompt. With the rewards 1, 0 and 0, and a rejected response with the
+reward 5, the first response has the advantage -0.21 in GRPO; without the rejected one it is 1.15. No error.""",
     cause="""\
 Rollout correction changes `response_mask` before advantages are computed. The estimators sum rewards without the mask,
 and multiply by the mask at the end.""",
@@ -43,7 +41,9 @@ that is kept alone has verl's own baseline for a group of one, 0. `gdpo` calls t
 
 Batches in which no response is rejected stay bit for bit what they are. So do groups without a rejected response, and
 batches whose prompts are not named as verl's trainers name them. Responses of which some tokens are rejected count as
-before. `rloo_vectorized` and `grpo_passk` stay as released.""",
+before. `rloo_vectorized` and `grpo_passk` stay as released.
+
+Not repaired: `rollout_correction.bypass_mode`. There the actor rejects, after the advantages are computed.""",
     contested="#6362 and #6375 were closed, #6452 is open; a mean that counts rejected responses is a baseline, too",
     changes_numbers="""\
 With the patch the advantages of a group in which responses are rejected are those of a smaller group. They are

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf_patches.patches.verl.proofs import rejected_in_group_ranks as proof
+from rlhf_patches.patches.verl.rejected_in_group import PATCH
 
 WORKER = "tests.patches.verl.rejected_in_group_own_ranks"
 RULE_COVERAGE = {
@@ -62,6 +63,11 @@ def test_the_condition_is_a_group_with_both(report):
     reached = report["reached"]
     assert reached["held"] == 2 * len(proof.ESTIMATORS) + 1
     assert reached["asked"] == reached["calls"]
+
+
+def test_a_run_without_rollout_rs_is_not_excluded():
+    """0.6.1 and 0.7.0 reject whole responses by rollout_token_veto_threshold, too."""
+    assert not any("rollout_rs" in each for each in PATCH.excluded_by)
 
 
 def test_reverted_it_is_verls_again(report):
