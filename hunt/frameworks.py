@@ -135,7 +135,12 @@ FRAMEWORKS = {
     ),
     "verl": Framework("megatron", levels=_verl, releases="verl-"),
     "verl_corrections": Framework(
-        "megatron", levels=lambda name: forkserver.verl_workers(name and name.removeprefix("verl-")), releases="verl-"
+        "megatron",
+        levels=lambda name: (
+            *forkserver.verl_workers(name and name.removeprefix("verl-")),
+            _loaded("verl_v1_trainer"),
+        ),
+        releases="verl-",
     ),
     "skyrl": Framework("megatron", levels=lambda name: forkserver.skyrl_trainer(_skyrl(name)), releases="skyrl-"),
     "skyrl_megatron": Framework("megatron", levels=_skyrl_megatron, releases="skyrl-"),

@@ -695,6 +695,10 @@ LISTED = (
     Listed('verl-rejected-in-group', 'rlhf_patches.patches.verl.rejected_in_group:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.6.1,<=0.9.1', modules=('verl.trainer.ppo.core_algos',)),
     ), '#6362 and #6375 were closed, #6452 is open; a mean that counts rejected responses is a baseline, too'),
+    Listed('verl-rejected-loss-mask', 'rlhf_patches.patches.verl.rejected_loss_mask:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<0.9.0', modules=('verl.trainer.main_ppo_sync',), rewrites=True),
+        ListedVariant(distribution='verl', versions='>=0.9.0,<=0.9.1', modules=('verl.trainer.ppo.v1.trainer_base',), rewrites=True),
+    )),
     Listed('verl-replica-seed', 'rlhf_patches.patches.verl.replica_seed:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.6.0,<0.6.1', modules=('verl.workers.rollout.vllm_rollout.vllm_async_server',), rewrites=True),
         ListedVariant(distribution='verl', versions='>=0.6.1,<0.7.1', modules=('verl.workers.rollout.vllm_rollout.vllm_async_server',), rewrites=True),

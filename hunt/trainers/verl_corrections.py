@@ -95,13 +95,10 @@ def formula(kind: str, name: str, average: str, rows: list[dict[str, Any]], poli
     return sum(of_each) / len(losses)
 
 
-def written(rows: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, list[Any]]:
-    """What the trainer makes of the batch, by name, for each row."""
+def written(rows: list[dict[str, Any]], settings: dict[str, Any], average: str) -> dict[str, list[Any]]:
+    """What the trainer makes of the batch, by name, for each row; ``average`` is the loss's."""
     import torch
 
-    from tests.harness import absent_packages
-
-    absent_packages.install(absent_packages.ENGINES)  # what the trainer's store is reached by
     given = {name: [row[name] for row in rows] for name in ("old_log_probs", "rollout_log_probs")}
     given |= {"rm_scores": given["old_log_probs"], "response_mask": [row["mask"].long() for row in rows]}
     try:
@@ -113,7 +110,8 @@ def written(rows: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, l
         found = {name: [each[at, : len(row["mask"])] for at, row in enumerate(rows)] for name, each in found.items()}
         return {**found, "loss_mask": found["response_mask"]}  # as left_right_2_no_padding does
     nested = {name: torch.nested.as_nested_tensor(each, layout=torch.jagged) for name, each in given.items()}
-    return {name: list(each.unbind()) for name, each in by_trainer(module, nested, settings).items()}
+    nested["loss_mask"] = nested["response_mask"]  # as the agent loop does
+    return {name: list(each.unbind()) for name, each in by_trainer(module, nested, settings, average).items()}
 
 
 def by_function(given: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -142,7 +140,7 @@ class Keys(SimpleNamespace):
         return len(self.keys)
 
 
-def by_trainer(module: Any, given: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+def by_trainer(module: Any, given: dict[str, Any], settings: dict[str, Any], average: str) -> dict[str, Any]:
     """By the trainer's `_compute_advantage`, whose advantages are others."""
     import torch
     from omegaconf import OmegaConf
@@ -151,8 +149,9 @@ def by_trainer(module: Any, given: dict[str, Any], settings: dict[str, Any]) -> 
     out: dict[str, Any] = {}
     number = len(given["response_mask"].unbind())
 
-    def get(**_: Any) -> Any:
-        return TensorDict({**given, "uid": torch.arange(number)}, batch_size=number)
+    def get(select_fields: list[str], **_: Any) -> Any:
+        every = {**given, "uid": torch.arange(number)}
+        return TensorDict({name: every[name] for name in select_fields if name in every}, batch_size=number)
 
     def put(fields: Any, **_: Any) -> None:
         out.update(fields.items())
@@ -168,11 +167,21 @@ def by_trainer(module: Any, given: dict[str, Any], settings: dict[str, Any]) -> 
         {
             "algorithm": {"use_kl_in_reward": False, "rollout_correction": settings, "adv_estimator": "grpo"}
             | {"gamma": 1.0, "lam": 1.0},
-            "actor_rollout_ref": {"rollout": {"n": 2}},
+            "actor_rollout_ref": {
+                "rollout": {"n": 1},
+                "actor": {
+                    "loss_agg_mode": average,
+                    "ppo_mini_batch_size": number,
+                    "policy_loss": {"loss_mode": "vanilla"},
+                },
+            },
         }
     )
+    writers = importlib.import_module("verl.trainer.ppo.v1.agent_loop_tq")
+    one.agent_loop_manager = object.__new__(writers.AgentLoopManagerTQ)
+    one.agent_loop_manager.agent_loop_workers_class = writers.AgentLoopWorkerTQ
     one._compute_advantage(Keys(keys=[str(at) for at in range(number)], partition_id="train"), {})
-    return {name: out[name] for name in ("response_mask", "rollout_is_weights") if name in out}
+    return {name: out[name] for name in ("response_mask", "loss_mask", "rollout_is_weights") if name in out}
 
 
 NAMES = [
@@ -208,7 +217,7 @@ def corrected(
         )
     except (ValueError, TypeError) as error:
         raise CannotRun(str(error)) from error
-    more = written(rows, settings) if kind == "decoupled" else {}
+    more = written(rows, settings, average) if kind == "decoupled" else {}
     return verl.step(
         rows,
         functools.partial(losses.ppo_loss, config),

@@ -186,6 +186,14 @@ def verl_worker() -> None:
             importlib.import_module(module)
 
 
+def verl_v1_trainer() -> None:
+    """On the above, verl's default trainer since 0.9, and what writes its batches; 0.8 has it in one module."""
+    absent_packages.install(absent_packages.ENGINES)
+    for module in ("ppo.v1.trainer_base", "ppo.v1.agent_loop_tq", "main_ppo_sync"):
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(f"verl.trainer.{module}")
+
+
 def verl_sft() -> None:
     """On `verl_critic`, verl's trainers for supervised fine-tuning; 0.6 and 0.7.0 import what loads images."""
     images: Any = sys.modules.setdefault("qwen_vl_utils", ModuleType("qwen_vl_utils"))

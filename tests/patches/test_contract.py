@@ -242,6 +242,9 @@ def levels(case: Case) -> Levels:
     if module == "verl.trainer.ppo.ray_trainer":
         engine = forkserver.verl_engine(str(case.beside).removeprefix("verl-") if case.beside else None)
         return (*engine, Level("tests.harness.loading:verl_driver"))
+    if module.startswith(("verl.trainer.ppo.v1.", "verl.trainer.main_ppo_sync")):
+        workers = forkserver.verl_workers(str(case.beside).removeprefix("verl-") if case.beside else None)
+        return (*workers, Level("tests.harness.loading:verl_v1_trainer"))
     if module.startswith("verl.experimental.agent_loop."):
         return forkserver.verl_agent_loop(str(case.beside).removeprefix("verl-") if case.beside else None)
     if module.startswith("verl.workers.rollout.vllm_rollout."):
