@@ -198,7 +198,7 @@ def outcome(
 
 
 def _train(trainer: Any, gradients: dict[str, Any], seen: list[Any] | None, **options: Any) -> None:
-    """Train, and keep the gradients before each step, and what the model was given, where that is asked for."""
+    """Train, and keep the gradients before each step, and the micro-batches, where that is asked for."""
     from transformers import TrainerCallback
 
     class Keep(TrainerCallback):
@@ -213,18 +213,30 @@ def _train(trainer: Any, gradients: dict[str, Any], seen: list[Any] | None, **op
 
     callback = Keep()
     trainer.add_callback(callback)
-    hook = None
     if seen is not None:
+        released = trainer.get_batch_samples
 
-        def note(_module: Any, _arguments: Any, named: Mapping[str, Any]) -> None:
-            if (tokens := named.get("input_ids")) is not None:
-                seen.append(tokens.detach().clone())
+        def noted(*arguments: Any, **named: Any) -> Any:
+            batches, items = released(*arguments, **named)
+            seen.extend(map(_sample, batches))
+            return batches, items
 
-        hook = trainer.model.register_forward_pre_hook(note, with_kwargs=True)
+        # Not by a hook of the model: patches leave a model with somebody's hook as released.
+        trainer.get_batch_samples = noted
     trainer.train(**options)
     trainer.remove_callback(callback)
-    if hook is not None:
-        hook.remove()
+    if seen is not None:
+        del trainer.get_batch_samples
+
+
+def _sample(batch: Any) -> Any:
+    """The numbers of a micro-batch: its tokens, or those of its text."""
+    import torch
+
+    tensors = [value for value in batch.values() if isinstance(value, torch.Tensor)] if hasattr(batch, "values") else []
+    if tensors:
+        return torch.cat([value.detach().flatten().double() for value in tensors])
+    return torch.tensor([ord(character) for character in repr(batch)])
 
 
 def _stop_after(step: int) -> Any:
