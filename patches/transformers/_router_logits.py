@@ -56,7 +56,7 @@ def _of(made: Any) -> Recorded:
 
 def recorded(model: Any, made: Any) -> Any:
     """The function that layers of the model are checkpointed with, for the one that transformers made."""
-    if made.keywords.get("use_reentrant") is not True or not _can_record(model):
+    if made.keywords.get("use_reentrant") is False or not _can_record(model):  # without a value: torch's default
         rlhf_patches.decided(NAME, False)
         return made
     if made.args or made.func is not torch_checkpoint.checkpoint or not is_released(made.func, ("torch",)):
@@ -82,9 +82,15 @@ def _checkpointed(checkpointing: Recorded, /, *args: Any, **named: Any) -> Any:
     if all(each.requires_grad for each in logits):
         record.replace(logits)
         if not checkpointing.is_said:
-            checkpointing.is_said = True  # writes: an attribute of our own function
-            rlhf_patches.decided(NAME, True)
+            logits[0].grad_fn.register_prehook(functools.partial(_say, checkpointing, total))
     return result[0] if run.is_single else result[:-total]
+
+
+def _say(checkpointing: Recorded, count: int, gradients: tuple[Any, ...]) -> None:
+    """Before a layer's backward pass: the bug occurs if the loss has a gradient for the logits."""
+    if not checkpointing.is_said and any(each is not None for each in gradients[-count:]):
+        checkpointing.is_said = True  # writes: an attribute of our own function
+        rlhf_patches.decided(NAME, True)
 
 
 class _Run:
@@ -112,6 +118,8 @@ class _Run:
         return (*(output if isinstance(output, tuple) else (output,)), *_flat(found))
 
     def _first(self, record: _Record, output: Any) -> Any:
+        if torch.is_grad_enabled():  # not reentrant
+            return output
         found = record.new()
         is_single = isinstance(output, torch.Tensor)
         if not (is_single or type(output) is tuple):

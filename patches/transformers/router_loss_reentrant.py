@@ -46,9 +46,10 @@ Recorded router logits become outputs of the checkpointed layer, as they were be
 gradient is then that without checkpointing. Checkpointing stays reentrant, as ZeRO-3 needs it.
 
 Only mixtures that record router logits change, and only where `gradient_checkpointing_enable` makes torch's own
-checkpointing with `use_reentrant=True`, and a call with gradients records router logits. Dense models, training
-without checkpointing or with `use_reentrant=False`, evaluation and generation stay bit for bit what they are. Hidden
-states and attentions that a call records stay as released.
+checkpointing with `use_reentrant=True` or without a value, which torch takes for True, and a call with gradients
+records router logits. Reports count the bug where the loss has these logits, also with a coefficient of 0. Dense
+models, training without checkpointing or with `use_reentrant=False`, evaluation and generation stay bit for bit what
+they are. Hidden states and attentions that a call records stay as released.
 
 Not repaired: checkpointing that was enabled before the patch was applied; a checkpointing function of somebody else, as
 DeepSpeed's or Unsloth's; `offload=True`; torch's own `checkpoint_wrapper`; a model that was pickled with

@@ -359,6 +359,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "Trainer": by_trainer,
     "vision": vision,
     "dense first": functools.partial(trained, "Qwen3Moe", mlp_only_layers=(0,)),
+    "torch's default": functools.partial(trained, "Mixtral", {"preserve_rng_state": True}),
     "two losses": functools.partial(trained, "Mixtral", call=two_losses),
     "accumulated": functools.partial(trained, "Mixtral", call=accumulated),
     "two passes": functools.partial(trained, "Mixtral", call=two_passes),

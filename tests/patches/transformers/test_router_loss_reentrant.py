@@ -29,7 +29,7 @@ FAMILIES += ("Mellum",)
 RETURNED_THEN = {"Qwen2Moe", "Olmoe", "Phimoe", "GraniteMoe", "GraniteMoeShared", "Jamba"}
 NEW = {"GraniteMoeHybrid", "Qwen3_5Moe", "MiniMaxM2", "Laguna", "Mellum"}
 WRONG = ("Mixtral", "LoRA", "Trainer", "vision", "dense first", "two losses", "accumulated", "two passes")
-WRONG += ("with outputs", "thread", "copied", "bfloat16", "autocast")
+WRONG += ("with outputs", "thread", "copied", "bfloat16", "autocast", "torch's default")
 RIGHT = ("Mixtral, not reentrant", "Mixtral, without checkpointing")
 LEFT = ("evaluation", "no gradients", "generated", "not asked", "Qwen3", "own function", "own in place", "offload")
 LEFT += ("pickled",)
@@ -159,6 +159,36 @@ def test_a_function_that_was_made_before_revert_acts_no_more(apply_patch):
         graphs = [each.requires_grad for each in model(input_ids=ranks.tokens()).router_logits]
     assert graphs == [False, False]
     assert all(each.requires_grad for each in model(input_ids=ranks.tokens()).router_logits)
+
+
+def test_only_a_loss_that_has_the_routers_logits_is_said_to_be_wrong(apply_patch):
+    """A loss of one's own has none, and the gradient is as released."""
+    ranks = pytest.importorskip("rlhf_patches.patches.transformers.proofs.router_loss_reentrant_ranks")
+    logits = pytest.importorskip("rlhf_patches.patches.transformers._router_logits")
+    apply_patch("transformers-router-loss-reentrant")
+    model = ranks.made("Mixtral")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=ranks.REENTRANT)
+    with mock.patch.object(logits.rlhf_patches, "decided") as decided:
+        model(input_ids=ranks.tokens()).logits.sum().backward()
+        loss = ranks.loss_of(model)
+        assert decided.mock_calls == []
+        loss.backward()
+        ranks.loss_of(model).backward()
+    assert decided.mock_calls == [mock.call("transformers-router-loss-reentrant", True)]
+
+
+def test_a_value_that_torch_takes_for_false_is_not_reentrant(apply_patch):
+    ranks = pytest.importorskip("rlhf_patches.patches.transformers.proofs.router_loss_reentrant_ranks")
+    logits = pytest.importorskip("rlhf_patches.patches.transformers._router_logits")
+    apply_patch("transformers-router-loss-reentrant")
+    model = ranks.made("Mixtral")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": 0})
+    with mock.patch.object(logits.rlhf_patches, "decided") as decided:
+        (loss := ranks.loss_of(model)).backward()
+    assert decided.mock_calls == []
+    (wanted := ranks.made("Mixtral")).gradient_checkpointing_enable({"use_reentrant": False})
+    (other := ranks.loss_of(wanted)).backward()
+    assert ranks.bits(model, loss) == ranks.bits(wanted, other)
 
 
 def test_compiled_code_calls_the_releases_function(apply_patch):
