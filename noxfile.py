@@ -318,9 +318,10 @@ def hunt_sample(session: nox.Session) -> None:
 
 @session(**BOTH, name="hunt-rest", tags=["rest"])
 def hunt_rest(session: nox.Session) -> None:
-    """A third of the catalogue's bugs in older releases; every patch on against off, over some configurations."""
+    """A third of the catalogue's bugs in older releases; some configurations with patches on and off, and rehearsed."""
     run_hunt(session, "--known-bugs", "0.33")
     run_hunt(session, "--check-patches", "0.03")
+    session.run(TRL_PYTHON, "-m", "hunt", "--environment", "trl", "--rehearse", "0.2", external=True)
 
 
 @session(**SHARED, name="demo-megatron")

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from hunt import cells, check_patches, frameworks, known_bugs, page, relations, trainers
+from hunt import cells, check_patches, frameworks, known_bugs, page, rehearse, relations, trainers
 from hunt.cells import Cell, Verdict
 from hunt.frameworks import ENVIRONMENTS, FRAMEWORKS
 from hunt.runs import Runner
@@ -43,14 +43,25 @@ def main() -> int:
         const=1.0,
         help="find the catalogue's bugs in older releases: all, or a share of 0 to 1",
     )
+    parser.add_argument(
+        "--rehearse",
+        type=float,
+        metavar="SHARE",
+        nargs="?",
+        const=1.0,
+        help="rehearse the trainers on transformers.Trainer, all patches on: all configurations, or a share of 0 to 1",
+    )
     parser.add_argument("--write", action="store_true", help="write what is found into docs/hunt.md")
     options = parser.parse_args()
     chosen = Chosen(options.environment, options.names, parser)
     if chosen.nothing:
         return 0
-    part = options.known_bugs not in (None, 1.0) or (options.names and options.check_patches)
+    part = options.known_bugs not in (None, 1.0) or options.rehearse not in (None, 1.0)
+    part = part or (options.names and options.check_patches)
     if options.write and (chosen.release or part):
-        parser.error("--write is for the newest releases, and for all of --check-patches and --known-bugs")
+        parser.error("--write is for the newest releases, and for all of --check-patches, --known-bugs and --rehearse")
+    if options.rehearse is not None:
+        return rehearse_every(chosen, options.rehearse, options.write)
     if options.check_patches is not None:
         return check_every_patch(chosen, options.check_patches, options.write)
     if options.known_bugs is not None:
@@ -174,6 +185,29 @@ def check_every_patch(chosen: Chosen, share: float, write: bool) -> int:
     if write:
         page.write(chosen.environment, "check-patches", words)
     return int(bool(kinds[check_patches.BROKEN]) or not kinds[check_patches.SAME])
+
+
+def rehearse_every(chosen: Chosen, share: float, write: bool) -> int:
+    """Each trainer in drawn configurations, whose relations hold."""
+    started, rows, known = time.monotonic(), [], rehearse.reasons()
+    every = [each for trainer in chosen.trainers.values() for each in rehearse.configurations(trainer)]
+    with running() as runner:
+        some = every[:: round(1 / share)]
+        for each, found in judged(
+            some, lambda each: rehearse.judge(each, chosen.release_of(each.trainer), runner, known)
+        ):
+            rows.append((each, found))
+            print(f"{found.kind:<12}{each.name:<60} {found.holds} hold; {found.words}", flush=True)
+            if found.kind == cells.NEW:
+                failures.note(f"{each.name}: {found.words}")
+        spent = sum(result.seconds for result in runner.results)
+    kinds = Counter(found.kind for _, found in rows)
+    counts = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
+    words = f"{len(rows)} configurations: {counts}; {time.monotonic() - started:.0f} s, {spent:.0f} CPU s"
+    print(words)
+    if write:
+        page.write_rehearsed(rows, chosen.whole)
+    return int(bool(kinds[cells.NEW]) or not kinds[cells.HOLDS])
 
 
 def find_known(chosen: Chosen, share: float, write: bool) -> int:

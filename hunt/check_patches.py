@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from hunt import cells, outcomes, relations, sharded
+from hunt.frameworks import ENVIRONMENTS
 from hunt.outcomes import Outcome
 from hunt.runs import Result, Run, Runner
 from hunt.trainers import Trainer
@@ -63,35 +64,37 @@ class Configuration:
         words = [
             name if value is True else f"{name}={value}"
             for name, value in self.settings.items()
-            if name != "micro_batch" and (value is True or value not in (False, None, 1, "float32"))
+            if name != "micro_batch" and (value is True or value not in (False, None, 1, "float32", "eager"))
         ]
         return f"{self.trainer.name} {' '.join(words) or 'plain'}"
 
 
-def configurations(trainer: Trainer, number: int = OF_EACH) -> Iterator[Configuration]:
+def configurations(
+    trainer: Trainer, number: int = OF_EACH, grid: Mapping[str, tuple[Any, ...]] = GRID
+) -> Iterator[Configuration]:
     """The same ones every time, plain first; what a trainer must be given is what the pairs of relations give it."""
-    names = [name for name in GRID if name in trainer.takes]
+    names = [name for name in grid if name in trainer.takes]
     combined = [
         {**given, **dict(zip(names, values, strict=True))}
-        for values in itertools.product(*(GRID[name] for name in names))
-        for given in _given(trainer)
+        for values in itertools.product(*(grid[name] for name in names))
+        for given in _given(trainer, grid)
     ]
     drawn = random.Random(trainer.name).sample(combined[1:], min(number, len(combined)) - 1)
     for settings in [combined[0], *drawn]:
         if settings.get("sharding") and settings.get("ranks") != 2:
             settings["sharding"] = None
-        plain: dict[str, Any] = {**settings, **{name: GRID[name][0] for name in names if name not in OF_THE_MODEL}}
+        plain: dict[str, Any] = {**settings, **{name: grid[name][0] for name in names if name not in OF_THE_MODEL}}
         for each in (settings, plain):
             if {"accumulation", "micro_batch"} <= trainer.takes:
                 each["micro_batch"] = SAMPLES // (each["accumulation"] * each.get("ranks", 1))
         yield Configuration(trainer, settings, plain)
 
 
-def _given(trainer: Trainer) -> list[dict[str, Any]]:
+def _given(trainer: Trainer, grid: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Values of the settings that have no default, as far as the grid does not have them."""
     parameters = inspect.signature(trainer.run).parameters.values()
     needed = {each.name for each in parameters if each.kind == each.KEYWORD_ONLY and each.default is each.empty}
-    needed -= {*trainer.fixed, *GRID}
+    needed -= {*trainer.fixed, *grid}
     pairs = (cell.pair for cell in cells.of(trainer, relations.every()) if needed <= cell.pair.needs)
     found = [{name: side[name] for name in needed if name in side} for pair in pairs for side in (pair.one, pair.other)]
     return [each for index, each in enumerate(found) if each not in found[:index] and each.keys() == needed]
@@ -228,4 +231,5 @@ def _shown(trainer: Trainer, applied: Sequence[str]) -> str:
 
 @functools.cache
 def _rows() -> list[dict[str, Any]]:
-    return [row for file in sorted(RESULTS.glob("*.json")) for row in json.loads(file.read_text())["cells"]["rows"]]
+    files = [RESULTS / f"{name}.json" for name in sorted(ENVIRONMENTS)]
+    return [row for file in files if file.exists() for row in json.loads(file.read_text())["cells"]["rows"]]

@@ -6,17 +6,20 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hunt import known_bugs
 from hunt.cells import ACCEPTED, CANNOT, HOLDS, KNOWN, NEW, Cell, Verdict
-from hunt.check_patches import RESULTS
+from hunt.check_patches import RESULTS, Configuration
 from hunt.frameworks import ENVIRONMENTS
+from hunt.rehearse import NOT_CHECKED, Rehearsed
 
 HERE = Path(__file__).resolve().parents[1]
 PAGE = HERE / "docs" / "hunt.md"
+REHEARSED = RESULTS / "rehearsed.json"
 WORST = (NEW, KNOWN, ACCEPTED, HOLDS, CANNOT)
 
 _HEAD = """\
@@ -41,6 +44,7 @@ make hunt NAMES="trl micro_batches trl-1.5"   # frameworks or trainers, relation
 make hunt NAMES="trl/gold:micro_batches/8-of-1"
 .cache/tools/bin/nox -s hunt -- --check-patches 0.1  # compares patches on and off, bit for bit, over a tenth
 .cache/tools/bin/nox -s hunt -- --known-bugs         # finds the bugs of the catalogue in older releases
+python -m hunt --environment trl --rehearse          # rehearses the trainers, with the patches on
 ```
 
 A deviation is the norm of a tensor's difference, divided by the norm of the tensor. The page shows the largest one of
@@ -62,6 +66,25 @@ def write(environment: str, what: str, words: str, rows: Sequence[Any] = (), who
     PAGE.write_text(text())
 
 
+def write_rehearsed(rows: Iterable[tuple[Configuration, Rehearsed]], whole: bool) -> None:
+    """Keep each configuration with its verdict, one a line, and write the page anew; of a part only its rows."""
+    found = [
+        {
+            "trainer": each.trainer.name,
+            "settings": each.name.partition(" ")[2],
+            "verdict": found.kind,
+            "holds": found.holds,
+            "notes": [*found.notes],
+            "words": found.words,
+        }
+        for each, found in rows
+    ]
+    kept = [] if whole else json.loads(REHEARSED.read_text())
+    lines = {(row["trainer"], row["settings"]): json.dumps(row) for row in (*kept, *found)}
+    REHEARSED.write_text("[\n" + ",\n".join(lines.values()) + "\n]\n")
+    PAGE.write_text(text())
+
+
 def text() -> str:
     """The page."""
     kept = [json.loads(file.read_text()) for name in ENVIRONMENTS if (file := RESULTS / f"{name}.json").exists()]
@@ -76,7 +99,50 @@ def text() -> str:
         _known_bugs([row for each in kept for row in each.get("known-bugs", {}).get("rows", [])]),
     ]
     parts += ["## Every patch on against off\n", _CHECK_PATCHES, _deviations(kept, "check-patches")]
+    if REHEARSED.exists():
+        parts += ["## Rehearsed\n", _REHEARSED, *_rehearsed(json.loads(REHEARSED.read_text()))]
     return "\n".join(parts)
+
+
+_REHEARSED = """\
+`python -m hunt --environment trl --rehearse` [rehearses](rehearse.md) each trainer that is a `transformers.Trainer`,
+with all patches on, in its first window. The configurations are drawn from dropout, dtype, autocast, attention,
+checkpointing, LoRA, accumulation, ranks, packing, padding-free, ZeRO-2, ZeRO-3, FSDP1 and FSDP2. Each configuration
+with its verdict is in [rehearsed.json](../hunt/results/rehearsed.json).
+
+- holds: no relation deviates. A note is not a deviation.
+- known: the deviation is that of a bug that no patch repairs ([reasons](../hunt/reasons.toml)).
+- not checked: the window's gradient cannot be read, or cannot be computed again.
+- cannot: the configuration does not run, with or without a rehearsal, or it trains nothing.
+"""
+
+
+def _rehearsed(kept: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A row for each trainer, and what is not in the list of what holds."""
+    by_trainer: dict[str, list[dict[str, Any]]] = {}
+    for row in kept:
+        by_trainer.setdefault(row["trainer"], []).append(row)
+    kinds = (HOLDS, KNOWN, NEW, NOT_CHECKED, CANNOT)
+    lines = [f"| trainer | configurations | {' | '.join(kinds)} | notes |", "| --- " * (len(kinds) + 3) + "|"]
+    for trainer, rows in by_trainer.items():
+        counts = Counter(row["verdict"] for row in rows)
+        notes = Counter(note for row in rows for note in row["notes"])
+        said = ", ".join(f"{note} ({number})" for note, number in sorted(notes.items()))
+        lines.append(f"| {trainer} | {len(rows)} | {' | '.join(str(counts[kind] or '') for kind in kinds)} | {said} |")
+    yield "\n".join(lines) + "\n"
+    counts = Counter(row["verdict"] for row in kept)
+    yield f"{len(kept)} configurations: {', '.join(f'{counts[kind]} {kind}' for kind in kinds if counts[kind])}.\n"
+    for kind, title in ((NEW, "Deviations that nothing explains"), (KNOWN, "Known deviations")):
+        if chosen := [row for row in kept if row["verdict"] == kind]:
+            yield f"### {title}\n"
+            lines = ["| trainer | settings | deviation |", "| --- | --- | --- |"]
+            yield (
+                "\n".join(
+                    lines
+                    + [f"| {each['trainer']} | {each['settings']} | {_escaped(each['words'])} |" for each in chosen]
+                )
+                + "\n"
+            )
 
 
 _CHECK_PATCHES = """\

@@ -23,16 +23,20 @@ LIMIT = 480.0
 
 @dataclass(frozen=True)
 class Run:
-    """A trainer, in a release (a folder of side-by-side, or None), with settings; patches off, on, or the one named."""
+    """A trainer, in a release (a folder of side-by-side, or None), with settings; patches off, on, or the one named.
+
+    ``rehearsed``: held against itself, and not trained.
+    """
 
     trainer: str
     release: str | None
     settings: Mapping[str, Any]
     patches: str = OFF
+    rehearsed: bool = False
 
     @property
     def key(self) -> str:
-        return json.dumps([self.trainer, self.release, sorted(self.settings.items()), self.patches])
+        return json.dumps([self.trainer, self.release, sorted(self.settings.items()), self.patches, self.rehearsed])
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,12 @@ class Runner:
     def _run(self, run: Run, out: Path) -> Result:
         out.mkdir(parents=True)
         ranks = run.settings.get("ranks", 1)
-        request = {"trainer": run.trainer, "settings": run.settings, "patches": run.patches}
+        request = {
+            "trainer": run.trainer,
+            "settings": run.settings,
+            "patches": run.patches,
+            "rehearsed": run.rehearsed,
+        }
         how = None
         levels = frameworks.levels(self._trainers[run.trainer].framework, run.release)
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib
 import json
 import os
 import sys
@@ -30,7 +32,8 @@ def main() -> None:
     report: dict[str, Any] = {"applied": patched(options.run["patches"])}
     chosen = trainers.every()[options.run["trainer"]]
     try:
-        outcome = chosen.run(**chosen.fixed, **options.run["settings"])
+        run = functools.partial(chosen.run, **chosen.fixed, **options.run["settings"])
+        outcome = importlib.import_module("hunt.rehearse").outcome(run) if options.run["rehearsed"] else run()
         if rank == 0:
             outcomes.save(outcome, options.out)
     except trainers.CannotRun as error:

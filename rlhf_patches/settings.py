@@ -11,7 +11,7 @@ RLHF_PATCHES_ACKNOWLEDGED  names or globs, comma-separated: do not log that the 
 RLHF_PATCHES_LIMITS        FIGURE=NUMBER, comma-separated: the limit above which a watch warns; inf: never
 RLHF_PATCHES_OBSERVE       1 changes nothing, and counts how often bugs occur
 RLHF_PATCHES_REHEARSE      1 checks the first window of a Trainer and ends the program; go-on continues the training;
-                           without keeps the patches off; save tries a checkpoint; time-limit=SECONDS
+                           without keeps the patches off; save tries a checkpoint; memory=low; time-limit=SECONDS
 RLHF_PATCHES_REHEARSED     set by `rlhf-patches rehearse`: the file for the results
 RLHF_PATCHES_STRICT        1 raises if a patch is refused or fails, instead of warning
 RLHF_PATCHES_LOG           debug, info, warning, error or off; with ":all", on every rank instead of rank 0;
@@ -65,7 +65,8 @@ FIGURES = (
     *("other-prompts", "unused-adapters"),
 )
 """The figures of rollouts that watches record and RLHF_PATCHES_LIMITS limits."""
-REHEARSALS = ("go-on", "without", "save")
+MEMORY_LOW = "memory=low"
+REHEARSALS = ("go-on", "without", "save", MEMORY_LOW)
 _TIME_LIMIT = "time-limit="
 LEVELS = ("debug", "info", "warning", "error", "off")
 

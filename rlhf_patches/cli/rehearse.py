@@ -39,6 +39,9 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--time-limit", metavar="SECONDS", type=float, help="end a rehearsal that takes longer, with status 2"
     )
+    command.add_argument(
+        "--memory", choices=["low"], help="low: keep no second set of gradients; some relations are not checked"
+    )
     command.add_argument("--json", metavar="FILE", help="also write the results to this file")
     command.add_argument(
         "--html", metavar="FILE", help="also write a page of the first example's tokens: which are trained on"
@@ -60,7 +63,7 @@ def _rehearse(options: argparse.Namespace) -> int:
         )
     if options.time_limit is not None and not 0 < options.time_limit < math.inf:
         raise UsageError(f"--time-limit {options.time_limit:g}: expected a number of seconds above 0")
-    words = ["save"] * options.save
+    words = ["save"] * options.save + [settings.MEMORY_LOW] * (options.memory == "low")
     words += [f"time-limit={options.time_limit!r}"] if options.time_limit is not None else []
     mode = "without" if options.without else "go-on" if options.go_on else "1"
     findings = _findings(command, ",".join([mode, *words]))

@@ -5,14 +5,15 @@ If rows, padding and documents do not affect each other, each piece has the same
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from . import ranks, states, window
+from . import ranks, sketches, states, window
 from .ranks import Mine
 from .relation import Relation, Verdict
 
@@ -149,6 +150,21 @@ def judge(name: str, gradients: Mine, noise: float) -> Relation:
         return Relation(name, Verdict.DEVIATES, measured, f"{judged.factor:.3f} x {judged.nearest}")
     what = "padding or another row affects a row" if name == ROWS else "another document affects a document"
     return Relation(name, Verdict.DEVIATES, measured, f"relative gradient error: {what}")
+
+
+@contextlib.contextmanager
+def embeddings_moved(model: torch.nn.Module) -> Iterator[None]:
+    """Move what the input embeddings return by a unit in the last place within the context."""
+
+    def moved(_module: Any, _inputs: Any, made: torch.Tensor) -> torch.Tensor:
+        signs = sketches.signs(0, made.numel(), 0, made.device).view(made.shape)
+        return made * (1 + torch.finfo(made.dtype).eps * signs).to(made.dtype)
+
+    hook = base(model).get_input_embeddings().register_forward_hook(moved)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def without_dropout(model: torch.nn.Module) -> AbstractContextManager[bool]:

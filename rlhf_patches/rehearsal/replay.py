@@ -63,6 +63,7 @@ class Replay:
         where: where the model's parameters and gradients are.
         step: the trainer's own ``training_step``.
         loss: the trainer's own ``compute_loss``.
+        little: whether to keep no whole gradients (``--memory low``).
     """
 
     def __init__(
@@ -72,7 +73,9 @@ class Replay:
         where: sharding.Whole,
         step: Callable[..., Any],
         loss: Callable[..., Any],
+        little: bool = False,
     ) -> None:
+        self.little = little
         self._trainer, self._model, self._where, self._step, self._loss = trainer, model, where, step, loss
         self._inner = where.inner
         self._start = Kept(trainer, where.inner)
@@ -153,6 +156,14 @@ class Replay:
         """Compute the gradients of a micro-batch alone, with its loss times ``scale``."""
         return self._where.own(lambda: self.alone(call) * scale)
 
+    def own_sketch(self, call: Call, scale: float = 1.0) -> torch.Tensor:
+        """Reduce the gradients of a micro-batch alone to a few numbers."""
+        if not self.little:
+            return self.sketch(self.own(call, scale))
+        parts = sketches.Parts(self._where.sizes)
+        self._where.own(lambda: self.alone(call) * scale, parts)
+        return parts.whole()
+
     def sketch(self, gradients: Iterable[torch.Tensor | None]) -> torch.Tensor:
         """Reduce gradients to a few numbers, by the same map on each rank."""
         return sketches.sketch(gradients, self._where.sizes)
@@ -204,7 +215,7 @@ class Replay:
         with self.without_routers_loss() as has_loss:
             if not has_loss:
                 return None
-            without = [self.sketch(self.own(call)) for call in calls]
+            without = [self.own_sketch(call) for call in calls]
         return torch.stack(own) - torch.stack(without)
 
     def without_routers_loss(self) -> contextlib.AbstractContextManager[bool]:
@@ -219,14 +230,23 @@ class Replay:
             return Call(inputs, {}, call.random, call.buffers)
 
         with self.calm():
-            own = [self.sketch(self.own(of(each))) for each in cut.pieces]
+            own = [self.own_sketch(of(each)) for each in cut.pieces]
             for _ in range(most - len(own)):  # a rank with more pieces may need this rank's shards
-                self.own(of(cut.pieces[-1]))
-            whole = self.sketch(self.own(of(cut.whole)))
+                self.own_sketch(of(cut.pieces[-1]))
+            whole = self.own_sketch(of(cut.whole))
             drawn = self.draws(of(cut.whole))
         if drawn:
             return ranks.Mine(problem="the loss uses random numbers")
         return ranks.Mine(whole, torch.stack(own), counts=labels.counts_of(cut.pieces))
+
+    def rounding(self, call: Call, inputs: Any) -> ranks.Mine:
+        """Return as ``noise`` how far the gradient moves if the embeddings move by a unit in the last place."""
+        again = Call(inputs, {}, call.random, call.buffers)
+        with self.calm():
+            one = self.own_sketch(again)
+            with pieces.embeddings_moved(self._inner):
+                other = self.own_sketch(again)
+        return ranks.Mine(one, noise=float((other - one).norm()) / (float(one.norm()) or 1.0))
 
     @contextlib.contextmanager
     def calm(self) -> Iterator[None]:

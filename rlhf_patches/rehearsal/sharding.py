@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+
+from . import sketches
 
 _KNOWN = ("BF16_Optimizer", "DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3")
 
@@ -51,20 +54,37 @@ class Whole:
         """Yield the window's full gradient of each parameter. Every rank must consume all of them."""
         yield from (each.grad for each in self.parameters)
 
-    def own(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor | None]:
-        """Return this rank's gradient of a loss, for each parameter."""
+    def own(self, loss: Callable[[], torch.Tensor], parts: sketches.Parts | None = None) -> list[torch.Tensor | None]:
+        """Return this rank's gradient of a loss, for each parameter.
+
+        Args:
+            loss: computes the loss.
+            parts: takes each gradient as soon as it is computed. The result then has no numbers.
+        """
         try:
-            return self._by_autograd(loss)
+            return self._by_autograd(loss, parts)
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise
         with self.aside():  # re-entrant checkpointing supports only backward()
             loss().backward()
-            return [each.grad for each in self.parameters]
+            made = [each.grad for each in self.parameters]
+            return made if parts is None else _into(parts, made)
 
-    def _by_autograd(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor | None]:
+    def _by_autograd(
+        self, loss: Callable[[], torch.Tensor], parts: sketches.Parts | None = None
+    ) -> list[torch.Tensor | None]:
         made = loss()  # first: FSDP2's leaves exist only after the forward pass
-        return list(torch.autograd.grad(made, self.leaves(), allow_unused=True))
+        refuse_reentrant(made)
+        leaves = self.leaves()
+        hooks = []
+        if parts is not None:
+            hooks = [each.register_hook(functools.partial(_taken, parts, at)) for at, each in enumerate(leaves)]
+        try:
+            return list(torch.autograd.grad(made, leaves, allow_unused=True))
+        finally:
+            for each in hooks:
+                each.remove()
 
     def leaves(self) -> Sequence[torch.Tensor]:
         """Return the tensors that the model computes with."""
@@ -127,8 +147,8 @@ class Zero(Whole):
             else:
                 yield each.grad
 
-    def own(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor | None]:
-        return self._by_autograd(loss)  # backward() would reduce
+    def own(self, loss: Callable[[], torch.Tensor], parts: sketches.Parts | None = None) -> list[torch.Tensor | None]:
+        return self._by_autograd(loss, parts)  # backward() would reduce
 
 
 class FullyShard(Whole):
@@ -155,11 +175,12 @@ class FullyShard(Whole):
         }
         return [together.get(id(each), each) for each in self.parameters]
 
-    def own(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor | None]:
+    def own(self, loss: Callable[[], torch.Tensor], parts: sketches.Parts | None = None) -> list[torch.Tensor | None]:
         with self.aside():  # unused parameters may get zeros
-            gradients = self._by_autograd(loss)
-        self.after_forward()
-        return gradients
+            try:
+                return self._by_autograd(loss, parts)
+            finally:
+                self.after_forward()
 
     def after_forward(self) -> None:
         for module in self._modules:
@@ -221,12 +242,13 @@ class FlatShards(Whole):
                 parts |= {id(own): each for own, each in zip(handle.flat_param._params, kept, strict=True)}
         yield from (parts.get(id(each)) for each in self.parameters)
 
-    def own(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor | None]:
+    def own(self, loss: Callable[[], torch.Tensor], parts: sketches.Parts | None = None) -> list[torch.Tensor | None]:
         trained = set(map(id, self.parameters))
         flats = [each.flat_param for each in self._handles]
         used = [each for each in flats if not trained.isdisjoint(map(id, each._params))]
         with self.aside():
             made = loss()
+            refuse_reentrant(made)
             kept = [each.requires_grad for each in used]
             for each in used:  # a forward pass without adapters, which are frozen in it, freezes the flat parameter
                 each.requires_grad_(True)
@@ -234,7 +256,8 @@ class FlatShards(Whole):
             for each, requires in zip(used, kept, strict=True):
                 each.requires_grad_(requires)
         self.after_forward()
-        return list(self._split([made_of.get(id(each)) for each in flats]))
+        gradients = list(self._split([made_of.get(id(each)) for each in flats]))
+        return gradients if parts is None else _into(parts, gradients)
 
     def after_forward(self) -> None:
         from torch.distributed.fsdp import _runtime_utils
@@ -256,6 +279,35 @@ class FlatShards(Whole):
             finally:
                 for each, gradient in zip(flats, kept, strict=True):
                     each.grad = gradient
+
+
+def refuse_reentrant(loss: torch.Tensor) -> None:
+    """Raise if a loss's graph has re-entrant checkpointing: parameters within it are no leaves of the graph.
+
+    ``torch.autograd.grad`` refuses it only if another leaf is before it. Adapters within it just get no gradient.
+    """
+    seen, left = set(), [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "CheckpointFunctionBackward":
+            raise RuntimeError("re-entrant checkpointing (use_reentrant=True) supports only backward()")
+        left += [each for each, _ in node.next_functions]
+
+
+def _into(parts: sketches.Parts, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    parts.clear()  # of a backward pass that was not complete
+    for place, each in enumerate(gradients):
+        parts.add(place, each)
+    return [None] * len(gradients)
+
+
+def _taken(parts: sketches.Parts, place: int, gradient: torch.Tensor) -> torch.Tensor:
+    """Take a gradient, and leave one number of memory in its place."""
+    parts.add(place, gradient)
+    return gradient.new_zeros(()).expand_as(gradient)
 
 
 def _groups(state: Any) -> Sequence[Any]:

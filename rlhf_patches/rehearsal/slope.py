@@ -25,6 +25,8 @@ def relation(call: Call, where: Whole, replay: Replay, noise: float) -> Relation
     """
     if why := where.coarse():
         return not_checked(NAME, why)
+    if replay.little:
+        return not_checked(NAME, "with --memory low: it needs the whole gradient and a copy of the weights")
     if noise > _FINE:
         return not_checked(NAME, f"the loss's precision is too low (noise {noise:.0e})")
     gradients = replay.own(call)

@@ -103,7 +103,7 @@ def _wrap(name: str, module: ModuleType) -> None:
             if not goes_on:
                 raise Ended(status)
 
-        rehearsal = Rehearsal(self, end, goes_on=goes_on, saves="save" in asked)
+        rehearsal = Rehearsal(self, end, goes_on=goes_on, saves="save" in asked, little=settings.MEMORY_LOW in asked)
         with (
             _limited(type(self).__name__, first) as limit,
             rehearsal.begun(),

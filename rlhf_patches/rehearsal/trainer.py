@@ -54,11 +54,19 @@ class Rehearsal:
         end: called on each rank with the relations; an exception of it ends the training.
         goes_on: whether the run trains afterwards, so that its state must not change.
         saves: whether the run makes its first step, and a checkpoint is written to a temporary folder.
+        little: whether to keep no whole gradients besides the run's own.
     """
 
     def __init__(
-        self, trainer: Any, end: Callable[[list[Relation]], None], *, goes_on: bool = False, saves: bool = False
+        self,
+        trainer: Any,
+        end: Callable[[list[Relation]], None],
+        *,
+        goes_on: bool = False,
+        saves: bool = False,
+        little: bool = False,
     ) -> None:
+        self._little = little
         self._trainer, self._end, self._goes_on, self._saves = trainer, end, goes_on, saves
         self._steps: list[Step] = []
         self._model: Any = None
@@ -130,7 +138,7 @@ class Rehearsal:
             self._model = model
             self._where, self._why_not = sharding.of(self._trainer, model)
             self._inner = self._where.inner
-            self._replay = Replay(self._trainer, model, self._where, self._step, self._loss)
+            self._replay = Replay(self._trainer, model, self._where, self._step, self._loss, self._little)
             if (engine := self._where.steps_in_backward) is not None:
                 self._hold_back(engine)
         self._steps.append(Step(states.copy_of(inputs), states.Random.now()))
@@ -336,9 +344,9 @@ class Rehearsal:
                 problem = f"the loss is not deterministic from the same state ({why})"
         counts = labels.counts_of([call.inputs for call in calls])
         generations = self._replay.generations(calls) if carries else None
-        own = [self._replay.sketch(self._replay.own(call)) for call in calls]
+        own = [self._replay.own_sketch(call) for call in calls]
         first = own[0]
-        other = self._replay.sketch(self._replay.own(calls[0], scale=window.SCALE)) / window.SCALE
+        other = self._replay.own_sketch(calls[0], scale=window.SCALE) / window.SCALE
         noise = float((other - first).norm()) / (float(first.norm()) or 1.0)
         evenly = self._replay.of_routers(calls, own)
         return ranks.Mine(self._used, torch.stack(own), evenly, counts, noise, carries, generations, problem)

@@ -125,7 +125,8 @@ def test_a_word_that_is_none(installed, tmp_path):
         installed.python, "-c", "import rlhf_patches; rlhf_patches.apply()", RLHF_PATCHES_REHEARSE="ja"
     )
     assert done.returncode != 0
-    assert "RLHF_PATCHES_REHEARSE has 'ja': expected 1, go-on, without, save or time-limit=SECONDS" in done.stderr
+    words = "1, go-on, without, save, memory=low or time-limit=SECONDS"
+    assert f"RLHF_PATCHES_REHEARSE has 'ja': expected {words}" in done.stderr
 
 
 def test_a_limit_of_time(installed, tmp_path):
@@ -135,6 +136,15 @@ def test_a_limit_of_time(installed, tmp_path):
     (row,) = found["relations"]
     assert (row["relation"], row["verdict"]) == ("first window", "not checked")
     assert row["text"] == "the time limit of 0.01 s ended the rehearsal here"
+
+
+@exhaustive
+def test_little_memory(installed, tmp_path):
+    done = rehearse(installed, tmp_path, "--memory", "low", "--json", "found.json", "--", "python", SCRIPT, "bert")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert done.returncode == found["status"] == 0, done.stdout + done.stderr
+    left = [each["relation"] for each in found["relations"] if "with --memory low" in each["text"]]
+    assert left == ["duplicated micro-batch", "directional derivative", "swapped rows"]
 
 
 @exhaustive

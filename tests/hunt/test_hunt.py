@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from concurrent.futures import Future
 
@@ -9,7 +10,7 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
-from hunt import cells, check_patches, known_bugs, outcomes, page, relations, trainers  # noqa: E402
+from hunt import cells, check_patches, known_bugs, outcomes, page, rehearse, relations, trainers  # noqa: E402
 from hunt.frameworks import FRAMEWORKS  # noqa: E402
 from hunt.outcomes import compare  # noqa: E402
 from hunt.relations import Pair, Relation  # noqa: E402
@@ -212,6 +213,55 @@ def test_each_bug_is_seen_or_it_is_said_why_not():
 
 def test_the_page_is_what_was_found():
     assert page.PAGE.read_text() == page.text()
+
+
+ROW = {"relation": "reference loss", "verdict": "deviates", "measured": "0.9", "text": "differs from the formula"}
+OTHER = {"relation": "micro-batch weights", "verdict": "holds", "measured": "[1.000]", "text": ""}
+BY_A_BUG = rehearse.Reason(["trl/sft-*"], "reference loss", "the formula", "no cap")
+
+
+@pytest.mark.parametrize(
+    ("rows", "known", "kind", "words"),
+    [
+        ([OTHER], [], "holds", ""),
+        ([OTHER, ROW | {"verdict": "note"}], [], "holds", ""),
+        ([OTHER, ROW], [], "NEW", "reference loss 0.9: differs from the formula"),
+        ([OTHER, ROW], [BY_A_BUG], "known", "reference loss 0.9: differs from the formula: no cap"),
+        (
+            [OTHER | {"verdict": "deviates"}, ROW],
+            [BY_A_BUG],
+            "NEW",
+            "micro-batch weights [1.000]: ; reference loss 0.9",
+        ),
+        ([OTHER | {"verdict": "not checked", "text": "sharded"}], [], "not checked", "sharded"),
+    ],
+)
+def test_what_a_rehearsal_says(rows, known, kind, words):
+    found = rehearse.judged("trl/sft-gpt2 plain", {row["relation"]: json.dumps(row) for row in rows}, known)
+    assert found.kind == kind
+    assert found.words.startswith(words)
+    assert found.notes == tuple(row["relation"] for row in rows if row["verdict"] == "note")
+
+
+def test_a_known_deviation_is_that_of_its_trainers():
+    rows = {"reference loss": json.dumps(ROW)}
+    assert rehearse.judged("trl/dpo plain", rows, [BY_A_BUG]).kind == "NEW"
+    assert (
+        rehearse.judged("trl/sft-gpt2 plain", {"it": json.dumps(ROW | {"text": "another"})}, [BY_A_BUG]).kind == "NEW"
+    )
+
+
+def test_the_rehearsed_configurations_are_those_that_are_drawn():
+    """300 right ones or more, and each deviation is one of a bug that is known."""
+    kept = json.loads(page.REHEARSED.read_text())
+    drawn = {each.name for one in trainers.every().values() for each in rehearse.configurations(one)}
+    assert {f"{row['trainer']} {row['settings']}" for row in kept} <= drawn
+    assert sum(row["verdict"] == "holds" for row in kept) >= 300
+    assert not [row for row in kept if row["verdict"] == "NEW"]
+    known = [row for row in kept if row["verdict"] == "known"]
+    whys = [each.why for each in rehearse.reasons()]
+    assert all(any(why in row["words"] for why in whys) for row in known)
+    assert all(any(why in row["words"] for row in known) for why in whys)
 
 
 def test_reasons_are_of_cells_that_there_are():

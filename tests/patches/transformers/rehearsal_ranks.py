@@ -16,11 +16,12 @@ import transformers
 
 import rlhf_patches
 from hunt import hf_trainer, sharded, trainers
+from hunt.rehearse import relations as rehearsed
 from rlhf_patches.patches.deepspeed.proofs import on_cpu
 from rlhf_patches.proving import states
 from rlhf_patches.rehearsal import start
 from rlhf_patches.rehearsal.relation import Relation
-from rlhf_patches.rehearsal.trainer import Ended, Rehearsal
+from rlhf_patches.rehearsal.trainer import Rehearsal
 
 SETTINGS: dict[str, Any] = {"micro_batch": 2, "accumulation": 4}
 PATCHES = ("off", "on")
@@ -29,6 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dropout": {"dropout": 0.1},
     "LoRA": {"lora": True},
     "checkpointing": {"checkpointing": True},
+    "reentrant": {"checkpointing": "reentrant"},
     "bfloat16": {"dtype": "bfloat16"},
     "sdpa": {"attention": "sdpa"},
     "rows by themselves": {"micro_batch": 1, "accumulation": 8},
@@ -37,6 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "packing": {"packing": True},
     "padding-free": {"padding_free": True},
     "evaluated": {"evaluated": 4},
+    "little memory": {"little": True},
     "two of three": {"micro_batch": 3, "accumulation": 2, "rows": 12},
 }
 """Of the trainers' settings; a trainer that does not take one of them is not run."""
@@ -80,27 +83,15 @@ def configured(more: dict[str, dict[str, Any]]) -> Iterator[None]:
         on_cpu.of_trainer = before
 
 
-def rehearsed(trainer: Any) -> list[Relation]:
-    """As the command has it, but that the process goes on."""
-    found: list[Relation] = []
-
-    def end(relations: list[Relation]) -> None:
-        found.extend(relations)
-        raise Ended(0)
-
-    with Rehearsal(trainer, end).begun(), contextlib.suppress(Ended):
-        trainer.train()
-    return found
-
-
 def table(name: str, patches: str, ranks: int, **settings: Any) -> dict[str, Any]:
     """What is said of each relation."""
-    if not {*settings} <= {*takes(name), *SETTINGS, "deepspeed"}:
+    if not {*settings} <= {*takes(name), *SETTINGS, "deepspeed", "little"}:
         return {"cannot": "it does not take these settings"}
     found: list[Relation] = []
+    little = settings.pop("little", False)
     try:
         with noted(patches) as acted:
-            build(name, lambda trainer: found.extend(rehearsed(trainer)), ranks=ranks, **settings)
+            build(name, lambda trainer: found.extend(rehearsed(trainer, little)), ranks=ranks, **settings)
     except trainers.CannotRun as error:
         return {"cannot": str(error)}
     return {"acted": acted, **{each.name: each.as_json() for each in found}}
