@@ -90,7 +90,6 @@ def muon(
 
     from rlhf_patches.patches.deepspeed.proofs import muon
 
-    muon.start()
     offloaded: dict[str, Any] = {}
     if offload:  # from 0.19.3 to 0.19.7 it refuses to offload with reduce_scatter
         offloaded = {"offload_optimizer": {"device": "cpu", "pin_memory": False}, "reduce_scatter": False}
@@ -98,6 +97,7 @@ def muon(
     if stage is None:
         end = muon.exactly(case, ranks)
     else:
+        muon.start()
         try:
             made = muon.engine(case, muon.fresh(case))
         except ValueError as error:
