@@ -82,7 +82,8 @@ def _checkpointed(checkpointing: Recorded, /, *args: Any, **named: Any) -> Any:
     if all(each.requires_grad for each in logits):
         record.replace(logits)
         if not checkpointing.is_said:
-            logits[0].grad_fn.register_prehook(functools.partial(_say, checkpointing, total))
+            node = logits[0].grad_fn  # known: the node that torch's checkpoint has just made
+            node.register_prehook(functools.partial(_say, checkpointing, total))  # writes: it only says what occurs
     return result[0] if run.is_single else result[:-total]
 
 
@@ -163,7 +164,7 @@ def _record_of(function: Any) -> _Record | None:
     capturing = sys.modules.get(_CAPTURING)
     if capturing is not None:
         variable = capturing._active_collector
-        collected = variable.get()
+        collected = variable.get()  # waits: for nothing, a ContextVar
         if type(collected) is not dict or type(collected.get(_KEY)) is not list:
             return None
         return _Record([collected], functools.partial(_collecting, variable))
@@ -187,9 +188,10 @@ def _recorders(layer: torch.nn.Module) -> Iterator[tuple[Any, int, Any]]:
         forward = vars(module).get("forward")
         # known: transformers' own closure, by the module that its code is in and by what it closes over
         while isinstance(forward, FunctionType) and forward.__globals__ is generic:
-            if not set(forward.__code__.co_freevars) >= _CELLS:
+            names = forward.__code__.co_freevars  # known: as above
+            if not set(names) >= _CELLS:
                 break
-            cells = dict(zip(forward.__code__.co_freevars, forward.__closure__ or (), strict=True))
+            cells = dict(zip(names, forward.__closure__ or (), strict=True))
             if cells["key"].cell_contents == _KEY:
                 yield module, cells["index"].cell_contents, cells["collected_outputs"].cell_contents
             forward = cells["orig_forward"].cell_contents
@@ -218,6 +220,7 @@ def _hooked(places: list[tuple[Any, int, int]], count: int) -> Iterator[list[lis
 
     with contextlib.ExitStack() as stack:
         for module, index, number in places:
+            # writes: a hook, which is removed below
             handle = module.register_forward_hook(functools.partial(hook, index, number), prepend=True)
             stack.callback(handle.remove)
         yield found

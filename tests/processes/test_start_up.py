@@ -163,7 +163,12 @@ def test_what_changes_functions_is_imported_with_a_framework(tmp_path):
     for model in models:
         model.mkdir(parents=True)
     inits = [folder / "__init__" for folder in (package, package / "models", *models)]
-    for module in (*inits, package / "trainer", *(model / f"modeling_{model.name}" for model in models)):
+    for module in (
+        *inits,
+        package / "trainer",
+        package / "modeling_utils",
+        *(model / f"modeling_{model.name}" for model in models),
+    ):
         module.with_suffix(".py").write_text("")
     apply = (
         f"sys.path.insert(0, {str(tmp_path)!r}); import rlhf_patches; "

@@ -24,6 +24,7 @@ OWN = {
     *("grad",),  # transformers/_shared_states.py's own tensors
     *("count", "divisor", "generated", "losses", "micro_batches"),  # trl/_generated_count.py's Window
     *("_ds_child_entered", "done"),  # deepspeed/_exact_tables.py's modules, deepspeed/_muon_of_a_step.py's Waiting
+    *("is_said", "released"),  # transformers/_router_logits.py's Recorded
     *("buffer_dtype",),  # accelerate/_buffer_policies.py's copies
 }
 """Those of objects that the patches have made."""
