@@ -27,7 +27,8 @@ def without_hook(make_installed):
 @pytest.mark.exhaustive
 def test_it_is_patched_if_that_is_asked_for(without_hook):
     assert without_hook.code(LOOK) == "False inactive"
-    asked_for = {"RLHF_PATCHES_AUTOLOAD": "1", "RLHF_PATCHES_ENABLE": "verl-gdpo-whitening"}  # it is contested
+    contested = "verl-gdpo-whitening,verl-rejected-in-group"
+    asked_for = {"RLHF_PATCHES_AUTOLOAD": "1", "RLHF_PATCHES_ENABLE": contested}
     found = without_hook.code(LOOK, **asked_for).split()
     assert found[0] == "True"
     assert set(found[1:]) <= {"pending", "applied", "unaffected"}
