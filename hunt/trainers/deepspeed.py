@@ -41,7 +41,7 @@ def engine(
     sgd = loops.optimizer(model, groups, dtype)
     warm_up = {"type": "WarmupLR", "params": {"warmup_num_steps": 2, "warmup_type": "linear"}}
     falling = loops.scheduler(sgd, schedule)
-    offloaded: dict[str, Any] = {"offload_optimizer": {"device": "cpu", "pin_memory": False}} if offload else {}
+    offloaded = on_cpu.OFFLOADED if offload else {}
     made = on_cpu.engine(
         model,
         {"stage": zero, "stage3_param_persistence_threshold": 0, **offloaded},  # see `whole`
@@ -88,11 +88,10 @@ def muon(
     """What three of Muon's steps add to the weights; by the definition in float64 if ``stage`` is None."""
     import torch
 
-    from rlhf_patches.patches.deepspeed.proofs import muon
+    from rlhf_patches.patches.deepspeed.proofs import muon, on_cpu
 
-    offloaded: dict[str, Any] = {}
-    if offload:  # from 0.19.3 to 0.19.7 it refuses to offload with reduce_scatter
-        offloaded = {"offload_optimizer": {"device": "cpu", "pin_memory": False}, "reduce_scatter": False}
+    # From 0.19.3 to 0.19.7 it refuses to offload with reduce_scatter.
+    offloaded = {**on_cpu.OFFLOADED, "reduce_scatter": False} if offload else {}
     case = muon.Case(stage=stage, micro_batches=accumulation, zero=offloaded)
     if stage is None:
         end = muon.exactly(case, ranks)
@@ -111,20 +110,14 @@ def muon(
 @trainer("deepspeed/half")
 def half(*, half: str, stage: int | None = None, ranks: int = 1, accumulation: int = 1) -> Outcome:
     """What four steps of SGD add to a layer's weights; by the definition in float64 if ``stage`` is None."""
-    from deepspeed import get_accelerator
-
     from rlhf_patches.patches.deepspeed.proofs import half_precision_ranks as steps
-    from rlhf_patches.patches.deepspeed.proofs import on_cpu
 
-    on_cpu.start()
-    # DeepSpeed refuses fp16 on a CPU, on which torch computes in it.
-    get_accelerator().is_fp16_supported = lambda: True
-    get_accelerator().supported_dtypes = lambda: [*steps.DTYPES.values()]
-    made = steps.made(half, stage, accumulation)
-    start = made.module.weight.detach().double().clone()
+    steps.start()
+    start = steps.fresh(half).weight.detach().double()
     if stage is None:
         end = steps.exactly(start, accumulation)
     else:
+        made = steps.made(half, stage, accumulation)
         steps.train(made, half, accumulation, "backward")
         end = made.module.weight.detach().double()
     return {"update": {"all steps": end - start}}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .._adapters import base_model
+
 FAMILIES = {
     "bailing_hybrid": "BailingHybrid",
     "granitemoehybrid": "GraniteMoeHybrid",
@@ -32,7 +34,7 @@ _BORDERS = ("seq_idx", "cu_seqlens", "cu_seq_lens_q")
 
 def joins_documents(self: Any, inputs: Any) -> bool | None:
     """Trainer: whether its collator has joined several rows for such a model; None if that is not known."""
-    model = _inner(self.model)
+    model = base_model(self.model)
     cls = type(model)
     if f"{cls.__module__}.{cls.__qualname__}" not in _CLASSES:
         # A user's subclass, and another model of the family, may be affected.
@@ -44,13 +46,6 @@ def joins_documents(self: Any, inputs: Any) -> bool | None:
     ids = inputs.get("input_ids")
     one_row = ids is not None and ids.ndim == 2 and ids.shape[0] == 1
     return True if one_row and self.args.per_device_train_batch_size > 1 and model.training else None
-
-
-def _inner(model: Any) -> Any:
-    """The model that PEFT has wrapped."""
-    if any(f"{cls.__module__}.{cls.__qualname__}" == "peft.peft_model.PeftModel" for cls in type(model).__mro__):
-        return model.base_model.model
-    return model
 
 
 def _flattens(collator: Any) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any
 
 import rlhf_patches
 
 from .. import _released
+from .._adapters import base_model
 
 _NAME = "trl-logit-scaling"
 _DIVIDES = (
@@ -47,16 +47,16 @@ def scale_or_one(model: Any, config: Any) -> Any:
 
 def scale_of_student(model: Any, config: Any) -> Any:
     """The same for the student of ``DistillationTrainer``, which may have PEFT's wrapper; its teacher decides."""
-    return _scale(_within(model), config)
+    return _scale(base_model(model), config)
 
 
 def scale_of_teacher(model: Any, config: Any, student: Any, student_config: Any) -> Any:
     """The same for the teacher."""
-    own = _scale(_within(model), config)
+    own = _scale(base_model(model), config)
     rlhf_patches.decided(
         _NAME,
-        _is_wrong(_within(model), config, own)
-        or _is_wrong(_within(student), student_config, scale_of_student(student, student_config)),
+        _is_wrong(base_model(model), config, own)
+        or _is_wrong(base_model(student), student_config, scale_of_student(student, student_config)),
     )
     return own
 
@@ -70,7 +70,7 @@ def cap(model: Any, config: Any) -> Any:
 
 def cap_within(model: Any, config: Any) -> Any:
     """The same for a model that may have PEFT's wrapper."""
-    return cap(_within(model), config)
+    return cap(base_model(model), config)
 
 
 def _scale(model: Any, config: Any) -> Any:
@@ -86,12 +86,6 @@ def _is_wrong(model: Any, config: Any, own: Any) -> bool:
         return True
     is_read = getattr(config, "logit_scale", None) is not None
     return not is_read and own is not None and own != 1 and bool(_released_scale(config) != own)
-
-
-def _within(model: Any) -> Any:
-    """The model in PEFT's own wrapper."""
-    peft = sys.modules.get("peft")
-    return model.get_base_model() if peft is not None and isinstance(model, peft.PeftModel) else model
 
 
 def _author(model: Any) -> str:

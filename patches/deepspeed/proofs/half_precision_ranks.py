@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlhf_patches.patches.deepspeed.proofs import on_cpu
+from rlhf_patches.patches.deepspeed.proofs import muon
 from rlhf_patches.proving import states
 from rlhf_patches.testing import applied
 
@@ -34,12 +34,16 @@ def exactly(start: torch.Tensor, micro_batches: int) -> torch.Tensor:
     return weight
 
 
+def fresh(kind: str) -> torch.nn.Linear:
+    torch.manual_seed(0)
+    return torch.nn.Linear(8, 8, bias=False).to(DTYPES[kind])
+
+
 def made(kind: str, stage: int | None, micro_batches: int, **config: Any) -> Any:
     """An engine of one layer."""
     import deepspeed
 
-    torch.manual_seed(0)
-    model = torch.nn.Linear(8, 8, bias=False).to(DTYPES[kind])
+    model = fresh(kind)
     zero = {"stage": stage, "reduce_bucket_size": 1000, "allgather_bucket_size": 1000}
     engine, *_ = deepspeed.initialize(
         model=model,
@@ -161,6 +165,16 @@ def resumed(folder: Path, first: bool) -> list[float]:
     return [float((found - right).norm() / (right - start).norm()), scale]
 
 
+def start() -> None:
+    """Start the process group; nothing is compiled, which takes most of the time."""
+    from deepspeed import get_accelerator
+
+    muon.start()
+    # DeepSpeed refuses fp16 on a CPU, on which torch computes in it.
+    get_accelerator().is_fp16_supported = lambda: True
+    get_accelerator().supported_dtypes = lambda: [*DTYPES.values()]
+
+
 def main() -> None:
     parser = states.parser()
     parser.add_argument("--more", action="store_true")
@@ -168,14 +182,7 @@ def main() -> None:
     parser.add_argument("patch")
     parser.add_argument("cases", nargs="*", metavar="CASE")
     options = parser.parse_args()
-    on_cpu.start()
-    if hasattr(torch.compiler, "set_stance"):
-        torch.compiler.set_stance("force_eager")
-    from deepspeed import get_accelerator
-
-    # DeepSpeed refuses fp16 on a CPU, on which torch computes in it.
-    get_accelerator().is_fp16_supported = lambda: True
-    get_accelerator().supported_dtypes = lambda: [*DTYPES.values()]
+    start()
     folder, numbers = Path(states.folder()), iter(range(3))
 
     def observe() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from rlhf_patches.patches.deepspeed.proofs import muon
+from rlhf_patches.patches.deepspeed.proofs import muon, on_cpu
 from rlhf_patches.patches.deepspeed.proofs.zero3_rare_parameters_ranks import Operations
 from rlhf_patches.proving import states
 from rlhf_patches.testing import applied
@@ -29,7 +29,7 @@ CASES = {
     "bfloat16": muon.Case(stage=2, micro_batches=2, dtype=torch.bfloat16),
     "whole": muon.Case(stage=1, zero={"reduce_scatter": False}),
     "not contiguous": muon.Case(stage=2, zero={"contiguous_gradients": False}),
-    "offload": muon.Case(stage=2, zero={"offload_optimizer": {"device": "cpu", "pin_memory": False}}),
+    "offload": muon.Case(stage=2, zero=on_cpu.OFFLOADED),
     "another optimizer": muon.Case(stage=2, config=ANOTHER),
     "another optimizer, reduced": muon.Case(stage=2, zero={"use_multi_rank_bucket_allreduce": False}, config=ANOTHER),
 }

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlhf_patches.patches.deepspeed.proofs import muon
+from rlhf_patches.patches.deepspeed.proofs import muon, on_cpu
 from rlhf_patches.patches.deepspeed.proofs.zero3_rare_parameters_ranks import Operations
 from rlhf_patches.proving import states
 from rlhf_patches.testing import applied
@@ -25,7 +25,7 @@ CASES = {
     "sub-groups": muon.Case(stage=3, micro_batches=2, zero={"sub_group_size": 100}),
     "bfloat16": muon.Case(stage=3, micro_batches=2, dtype=torch.bfloat16),
     "in memory": muon.Case(stage=3, micro_batches=2, zero={"save_muon_momentum_buffer_in_memory": True}),
-    "offload": muon.Case(stage=3, micro_batches=2, zero={"offload_optimizer": {"device": "cpu", "pin_memory": False}}),
+    "offload": muon.Case(stage=3, micro_batches=2, zero=on_cpu.OFFLOADED),
     "stage 2": muon.Case(stage=2, micro_batches=3),
     "not contiguous": muon.Case(stage=3, micro_batches=1, zero={"contiguous_gradients": False}),
 }

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 LEARNING_RATE = 0.1
+OFFLOADED: dict[str, Any] = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
 
 
 def without_operator() -> None:

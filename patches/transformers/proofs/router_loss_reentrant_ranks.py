@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from rlhf_patches.patches.transformers.proofs import shared_kv_gradient_ranks
-from rlhf_patches.patches.transformers.proofs.shared_kv_gradient_ranks import REENTRANT, bits, gradients, off
+from rlhf_patches.patches.transformers.proofs.shared_kv_gradient_ranks import REENTRANT, compared, gradients
 
 NAME = "transformers-router-loss-reentrant"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -45,10 +45,14 @@ def has(family: str) -> bool:
     return is_there and (family != "GraniteMoeHybrid" or not transformers.__version__.startswith("4."))
 
 
+def fields_of(kind: Any) -> set[str]:
+    """What a configuration takes by name, in either form that transformers has."""
+    return {*inspect.signature(kind.__init__).parameters, *getattr(kind, "__dataclass_fields__", ())}
+
+
 def made(family: str, **more: Any) -> Any:
     kind = getattr(transformers, f"{FAMILIES[family]}Config")
-    known = {*inspect.signature(kind.__init__).parameters, *getattr(kind, "__dataclass_fields__", ())}
-    known |= {"attn_implementation", "experts_implementation", *more}
+    known = fields_of(kind) | {"attn_implementation", "experts_implementation", *more}
     sizes = {**SIZES, **{name: list(each) if isinstance(each, tuple) else each for name, each in more.items()}}
     config = kind(**{name: value for name, value in sizes.items() if name in known})
     config.output_router_logits = sizes["output_router_logits"]
@@ -85,24 +89,12 @@ def trained(
     **more: Any,
 ) -> dict[str, Any]:
     """The gradient under that checkpointing, compared with the definition."""
-    model = made(family, **more)
-    if checkpointing is not None:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
-    loss = call(model)
-    loss.backward()
-    wanted = by_definition(family, **more)
-    found = {name: each for name, each in gradients(model).items() if name in wanted}
-    return {"gradient": off(found, wanted), "parameters": len(wanted), "bits": bits(model, loss), "loss": loss.item()}
+    return compared(made(family, **more), by_definition(family, **more), checkpointing, call)
 
 
 def cases() -> dict[str, Callable[[], Any]]:
     """The observations, by name; for the families that this release of transformers has."""
-    found: dict[str, Callable[[], Any]] = {}
-    for family in filter(has, FAMILIES):
-        found[family] = functools.partial(trained, family)
-        found[f"{family}, not reentrant"] = functools.partial(trained, family, {"use_reentrant": False})
-        found[f"{family}, without checkpointing"] = functools.partial(trained, family, None)
-    return found
+    return shared_kv_gradient_ranks.of_families(filter(has, FAMILIES), trained)
 
 
 def main(known: dict[str, Callable[[], Any]] | None = None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -91,24 +91,33 @@ def trained(
     **more: Any,
 ) -> dict[str, Any]:
     """The gradient under that checkpointing, compared with the definition."""
-    model = made(family, **more)
+    return compared(made(family, **more), by_definition(family, **more), checkpointing, call)
+
+
+def compared(
+    model: Any, wanted: dict[str, torch.Tensor], checkpointing: dict[str, Any] | None, call: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """The gradient of a model's loss under that checkpointing, compared with the one that is wanted."""
     if checkpointing is not None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
     loss = call(model)
     loss.backward()
-    wanted = by_definition(family, **more)
     found = {name: each for name, each in gradients(model).items() if name in wanted}
     return {"gradient": off(found, wanted), "parameters": len(wanted), "bits": bits(model, loss), "loss": loss.item()}
 
 
 def cases() -> dict[str, Callable[[], Any]]:
     """The observations, by name; for the families that this release of transformers has."""
+    return of_families((family for family in OF if hasattr(transformers, f"{family}ForCausalLM")), trained)
+
+
+def of_families(families: Iterable[str], train: Callable[..., Any]) -> dict[str, Callable[[], Any]]:
+    """Each family under reentrant checkpointing, under the other one, and without."""
     found: dict[str, Callable[[], Any]] = {}
-    for family in OF:
-        if hasattr(transformers, f"{family}ForCausalLM"):
-            found[family] = functools.partial(trained, family)
-            found[f"{family}, not reentrant"] = functools.partial(trained, family, {"use_reentrant": False})
-            found[f"{family}, without checkpointing"] = functools.partial(trained, family, None)
+    for family in families:
+        found[family] = functools.partial(train, family)
+        found[f"{family}, not reentrant"] = functools.partial(train, family, {"use_reentrant": False})
+        found[f"{family}, without checkpointing"] = functools.partial(train, family, None)
     return found
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import rlhf_patches
 from rlhf_patches.patches.deepspeed.proofs import muon
+from rlhf_patches.patches.deepspeed.proofs.on_cpu import OFFLOADED
 from rlhf_patches.proving import states
 
 NAME = "deepspeed-muon-offload"
-CPU = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
 WHOLE = {"reduce_scatter": False}
 CASES = {
-    "stage 1": muon.Case(stage=1, zero={**CPU, **WHOLE}),
-    "stage 2": muon.Case(stage=2, zero={**CPU, **WHOLE}),
-    "scattered": muon.Case(stage=2, zero=CPU),
+    "stage 1": muon.Case(stage=1, zero={**OFFLOADED, **WHOLE}),
+    "stage 2": muon.Case(stage=2, zero={**OFFLOADED, **WHOLE}),
+    "scattered": muon.Case(stage=2, zero=OFFLOADED),
     "on the device": muon.Case(stage=2, zero=WHOLE),
 }
 

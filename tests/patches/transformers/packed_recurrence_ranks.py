@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 from typing import Any
@@ -14,6 +13,7 @@ from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 import rlhf_patches
 from rlhf_patches.patches.transformers._recurrent_families import FAMILIES
 from rlhf_patches.patches.transformers.proofs import packed_documents_ranks as rows
+from rlhf_patches.patches.transformers.proofs.router_loss_reentrant_ranks import fields_of
 from rlhf_patches.proving import states
 
 NAME = "transformers-packed-recurrence"
@@ -35,7 +35,7 @@ OF: dict[str, dict[str, Any]] = {
 def made(family: str) -> Any:
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")
-    known = {*inspect.signature(config.__init__).parameters, *getattr(config, "__dataclass_fields__", {})}
+    known = fields_of(config)
     sizes = {name: value for name, value in SIZES.items() if name in known}
     return getattr(transformers, f"{family}ForCausalLM")(config(**{**sizes, **OF[family]}))
 

@@ -23,17 +23,14 @@ from transformers import Trainer, TrainerCallback, TrainingArguments, modeling_u
 
 from rlhf_patches.patches.transformers.proofs import router_loss_reentrant_ranks
 from rlhf_patches.patches.transformers.proofs.router_loss_reentrant_ranks import (
-    REENTRANT,
     VOCABULARY,
-    bits,
-    gradients,
     loss_of,
     made,
-    off,
     tokens,
     trained,
     wanted_of,
 )
+from rlhf_patches.patches.transformers.proofs.shared_kv_gradient_ranks import REENTRANT, bits, gradients, off
 from rlhf_patches.testing import untouched
 
 OLD = transformers.__version__.startswith("4.")
