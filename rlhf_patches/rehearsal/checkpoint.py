@@ -15,6 +15,7 @@ import torch
 from . import pieces, ranks, sharding
 from .parameters import shown
 from .relation import Relation, Verdict, not_checked
+from .states import copy_of
 
 NAME = "checkpoint"
 _BESIDE_WEIGHTS = 2
@@ -111,7 +112,7 @@ def _wrong(trainer: Any, where: sharding.Whole, loss: Callable[[], float], folde
     """Return what is wrong with the checkpoint; empty if nothing is."""
     optimizer, scheduler = trainer.optimizer, trainer.lr_scheduler
     before, kept = loss(), [each.detach().cpu().clone() for each in where.parameters]
-    states = _copied(optimizer.state_dict()), _copied(scheduler.state_dict())
+    states = copy_of(optimizer.state_dict()), copy_of(scheduler.state_dict())
     try:
         with _into(trainer.args, folder), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -189,14 +190,6 @@ def _into(args: Any, folder: str) -> Iterator[None]:
 
 def _rounded(one: torch.Tensor, other: torch.Tensor) -> bool:
     return any(_equal(one, other.to(dtype).to(other.dtype)) for dtype in (torch.bfloat16, torch.float16))
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, Mapping):
-        return {key: _copied(each) for key, each in value.items()}
-    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
 
 
 def _equal(one: Any, other: Any) -> bool:
