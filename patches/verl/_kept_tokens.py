@@ -9,11 +9,26 @@ import torch
 
 import rlhf_patches
 
-from .._released import is_released, left, stays
+from .._released import is_released, left, others, stays
 
 NAME = "verl-rejected-loss-mask"
 _MODE = "token-mean"
 _VERL = ("verl",)
+_OTHERWISE = ("sapo", "geo_mean")
+"""The policy losses that are not averaged as `loss_agg_mode` specifies."""
+_TRAINERS = ("verl.trainer.ppo.v1.trainer_base", "verl.trainer.main_ppo_sync")
+_STEPS = (
+    "_compute_advantage",
+    "_update_actor",
+    "_update_critic",
+    "_setup",
+    "_step_once",
+    "step",
+    "fit",
+    "init_workers",
+)
+_FUNCTIONS = ("compute_rollout_correction_and_add_to_batch", "value_loss")
+_AVERAGES = ("agg_loss", "compute_value_loss")
 _WRITERS = ("verl.trainer.ppo.v1.agent_loop_tq", "verl.trainer.main_ppo_sync")
 
 
@@ -51,7 +66,8 @@ def _mini_batches(trainer: Any) -> list[int]:
     """The numbers of responses in mini-batches whose loss is a mean over their tokens, of actor and critic."""
     try:
         config = trainer.config
-        models = [config.actor_rollout_ref.actor]
+        actor = config.actor_rollout_ref.actor
+        models = [actor] if _has_token_means(config, actor) else []
         if vars(trainer).get("use_critic", False):
             models.append(config.critic)
         number = config.actor_rollout_ref.rollout.n
@@ -60,8 +76,24 @@ def _mini_batches(trainer: Any) -> list[int]:
         return []
 
 
+def _has_token_means(config: Any, actor: Any) -> bool:
+    """Whether a term of the actor's loss is averaged as `loss_agg_mode` specifies."""
+    if (actor.get("policy_loss") or {}).get("loss_mode") not in _OTHERWISE:
+        return True
+    distillation = (config.get("distillation") or {}).get("enabled")
+    return bool(actor.get("entropy_coeff") or actor.get("use_kl_loss") or distillation)
+
+
 def _not_released(trainer: Any, core_algos: Any) -> str:
     """What is not verl's own, of those that write `loss_mask` and divide by its sum; empty if all is."""
+    # a subclass may set losses and mini-batches of its own, or make up for the tokens that are rejected
+    if not is_released(trainer, _VERL) or others(trainer, *_STEPS, packages=_VERL):
+        return "the trainer"
+    modules = [vars(sys.modules[name]) for name in _TRAINERS if name in sys.modules]
+    used = [each[name] for each in modules for name in _FUNCTIONS if name in each]
+    used += [vars(core_algos)[name] for name in _AVERAGES if name in vars(core_algos)]
+    if not all(is_released(each, _VERL) for each in used):
+        return "a function of rollout correction or of the losses"
     own = vars(trainer)
     manager = own.get("agent_loop_manager", own.get("async_rollout_manager"))
     if not any(_is_manager(manager, sys.modules.get(name)) for name in _WRITERS):
@@ -89,7 +121,7 @@ def _is_manager(manager: Any, module: Any) -> bool:
 def _are_equal(one: Any, other: Any) -> bool:
     return (
         isinstance(one, torch.Tensor)
-        and one.is_nested
+        and one.layout is torch.jagged
         and torch.equal(one.offsets(), other.offsets())
         and torch.equal(one.values(), other.values())
     )

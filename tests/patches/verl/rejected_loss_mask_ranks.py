@@ -6,6 +6,7 @@ loop has written them, and writes to it. The engine gets what the dictionary has
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib
@@ -14,6 +15,7 @@ import os
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from omegaconf import OmegaConf
@@ -27,6 +29,7 @@ from tests.harness import absent_packages
 NAME = "verl-rejected-loss-mask"
 TOKENS, WHOLE = "token_k1", "seq_sum_k1"
 THRESHOLDS = "0.5_2.0"
+CORRECTION = "compute_rollout_correction_and_add_to_batch"
 REJECTED = (2, 6)
 """The responses with a token that is rejected; each has all of its others left, or with `WHOLE` none."""
 TRAINED = ("tokens", "responses", "without a token mean", "none rejected", "a mini-batch may be empty")
@@ -121,14 +124,21 @@ def written(fields: Mapping[str, Any], config: Any, **own: Any) -> dict[str, Any
         found.update(fields.items())
 
     module.tq = SimpleNamespace(kv_batch_get=get, kv_batch_put=put)
-    base: Any = module.PPOTrainer
-    trainer: Any = object.__new__(type("Trainer", (base,), dict.fromkeys(getattr(base, "__abstractmethods__", ()))))
+    released: Any = module.PPOTrainer
+    if module is not writers:
+        released = importlib.import_module("verl.trainer.ppo.v1.trainer_sync").PPOTrainerSync
+    trainer: Any = object.__new__(own.pop("trainer", lambda base: base)(released))
+    replaced = own.pop("replaced", ())
     manager = object.__new__(writers.AgentLoopManagerTQ)
     manager.agent_loop_workers_class = writers.AgentLoopWorkerTQ
     name = "agent_loop_manager" if module is not writers else "async_rollout_manager"
     vars(trainer).update({name: manager, "config": config, "use_critic": False})
     vars(trainer).update({name if each == "manager" else each: value for each, value in own.items()})
-    trainer._compute_advantage(Batch(keys=[f"{row // 4}_{row % 4}_0" for row in range(8)], partition_id="train"), {})
+    batch = Batch(keys=[f"{row // 4}_{row % 4}_0" for row in range(8)], partition_id="train")
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in replaced:
+            stack.enter_context(mock.patch.object(owner, name, value))
+        trainer._compute_advantage(batch, {})
     return found
 
 
@@ -165,9 +175,37 @@ def as_lists(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: [row.tolist() for row in each.unbind()] for name, each in fields.items()}
 
 
+def with_own_weights(base: Any) -> Any:
+    """A user's trainer that makes up for the rejected tokens: it is right as released."""
+
+    def compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        storage = modules()[0].tq
+        put = storage.kv_batch_put
+
+        def weighted(*, fields: Any, **more: Any) -> None:
+            mask, advantages = fields["response_mask"], fields["advantages"]
+            weight = len(mask.values()) / mask.values().sum()
+            put(fields={**fields, "advantages": advantages * weight}, **more)
+
+        storage.kv_batch_put = weighted
+        return base._compute_advantage(self, batch, metrics)
+
+    return type("Own", (base,), {"_compute_advantage": compute_advantage})
+
+
+def own_correction(module: Any) -> Any:
+    released = getattr(module, CORRECTION)
+    return lambda *given: released(*given)
+
+
+def own_average(**_: Any) -> None:
+    """It stands for the user's own, which is not called here."""
+
+
 def cases() -> dict[str, Any]:
     """By name: the configuration, what is stored, and attributes of the trainer."""
-    _, writers = modules()
+    module, writers = modules()
+    geo_mean = {"actor_rollout_ref__actor__policy_loss__loss_mode": "geo_mean"}
     whole = {"algorithm__rollout_correction__rollout_rs": WHOLE}
     per_response = {"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean"}
     own_mask = stored()
@@ -187,6 +225,8 @@ def cases() -> dict[str, Any]:
     own_workers = object.__new__(writers.AgentLoopManagerTQ)
     own_workers.agent_loop_workers_class = object()
     empty = {"actor_rollout_ref__actor__ppo_mini_batch_size": 1, "actor_rollout_ref__rollout__n": 2}
+    strided = stored()
+    strided["loss_mask"] = torch.nested.nested_tensor(list(strided["loss_mask"].unbind()))
     return {
         "tokens": (configuration(), stored(), {}),
         "responses": (configuration(**whole), stored(), {}),
@@ -211,6 +251,17 @@ def cases() -> dict[str, Any]:
         "own manager": (configuration(), stored(), {"manager": own_manager}),
         "own workers": (configuration(), stored(), {"manager": own_workers}),
         "no manager": (configuration(), stored(), {"manager": None}),
+        "strided mask": (configuration(), strided, {}),
+        "own trainer": (configuration(), stored(), {"trainer": with_own_weights}),
+        "own step": (configuration(), stored(), {"_update_actor": lambda *_: None}),
+        "own correction": (configuration(), stored(), {"replaced": [(module, CORRECTION, own_correction(module))]}),
+        "own average": (configuration(), stored(), {"replaced": [(module.core_algos, "agg_loss", own_average)]}),
+        "geo_mean": (configuration(**geo_mean), stored(), {}),
+        "geo_mean, entropy": (
+            configuration(**geo_mean, actor_rollout_ref__actor__entropy_coeff=0.01),
+            stored(),
+            {},
+        ),
         "own loss": (configuration(actor_rollout_ref__actor__policy_loss__loss_mode="own"), stored(), {}),
         "the workers' loss": (configuration(actor_rollout_ref__actor__policy_loss__loss_mode="theirs"), stored(), {}),
         "own configuration": (

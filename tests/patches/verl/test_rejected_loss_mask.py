@@ -22,7 +22,7 @@ RULE_COVERAGE = {
 }
 # float32 against float64.
 TOLERANCE = 1e-5
-WRITTEN = ("tokens", "responses", "the critic alone", "empty ones are fewer")
+WRITTEN = ("tokens", "responses", "the critic alone", "empty ones are fewer", "geo_mean, entropy")
 
 
 @pytest.fixture(scope="module", params=["0.9", pytest.param("0.8", marks=pytest.mark.exhaustive)])
@@ -59,7 +59,7 @@ def test_both_masks_are_written(report, case):
 
 def test_all_others_stay(report):
     names = [name for name in report["before"] if name not in WRITTEN]
-    assert len(names) == 16
+    assert len(names) == 22
     for name in names:
         assert report["after"][name] == report["before"][name], name
         assert "loss_mask" not in report["after"][name]["written"], name
@@ -75,13 +75,20 @@ def test_a_mini_batch_without_a_token_has_the_gradient_that_it_had(report):
 
 
 def test_the_log_says_what_stays(report):
-    for why in ("the agent loop manager", "the policy loss", "another one than", "a mini-batch may be rejected"):
+    for why in (
+        "the trainer",
+        "a function of",
+        "the agent loop manager",
+        "the policy loss",
+        "another one than",
+        "a mini-batch may be rejected",
+    ):
         assert len([each for each in report["messages"] if why in each]) == 1, why
 
 
 def test_the_condition_is_the_share_that_is_kept(report, kept):
     reached = report["reached"]
-    unknown = 9
+    unknown = 14
     assert reached["calls"] == len(report["before"])
     assert reached["asked"] == reached["calls"] - unknown
     assert reached["held"] == len(WRITTEN)
