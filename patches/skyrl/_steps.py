@@ -50,5 +50,7 @@ def _is_of_outcomes(name: Any) -> bool:
 
 def _some_are_longer(response_mask: Any, is_last_step: Any, of_last: Any) -> bool:
     """Whether a step has tokens where its trajectory's last step has none; all is on the CPU, in the trainer."""
+    if not is_last_step[-1]:
+        return False  # SkyRL raises
     trajectories = is_last_step.int().cumsum(dim=0) - is_last_step.int()
     return bool((response_mask.bool() & ~of_last.bool()[trajectories]).any())

@@ -26,7 +26,26 @@ def registered(name: str) -> Iterator[None]:
         yield
 
 
-def advantages(estimator: str, *more: Any) -> tuple[list[list[float]], float]:
+def without_last_step() -> tuple[list[Any], float]:
+    """The error of a batch whose last sample is not a last step."""
+    trainer = worker.modules.trainer().RayPPOTrainer
+    convert = trainer.convert_to_training_input
+
+    def cut(*given: Any) -> Any:
+        batch = convert(*given)
+        batch["is_last_step"][-1] = False
+        return batch
+
+    with mock.patch.object(trainer, "convert_to_training_input", cut):
+        try:
+            return released("grpo")
+        except (AssertionError, IndexError) as error:
+            return [type(error).__name__], 0.0
+
+
+def advantages(estimator: str, *more: Any) -> tuple[list[Any], float]:
+    if estimator == "no last step":
+        return without_last_step()
     if not estimator.startswith("own"):
         return released(estimator, *more)
     name = estimator.removeprefix("own as ")
@@ -43,6 +62,7 @@ CASES = {
     "shorter steps": ("grpo", True, 1, ((2, 7), (3,), (4, 5), (2, 2))),
     "gae": ("gae",),
     "reinforce++": ("reinforce++",),
+    "no last step": ("no last step",),
     "own": ("own as mine",),
     "own as grpo": ("own as grpo",),
 }

@@ -18,7 +18,7 @@ RULE_COVERAGE = {
 }
 WORKER = "tests.patches.skyrl.step_wise_advantages_own_ranks"
 WRONG = {"grpo": "grpo", "rloo": "rloo", "grpo, padded": "grpo"}
-RIGHT = ("not step-wise", "shorter steps", "gae", "reinforce++", "own", "own as grpo")
+RIGHT = ("not step-wise", "shorter steps", "gae", "reinforce++", "no last step", "own", "own as grpo")
 
 
 @pytest.fixture(scope="module")
