@@ -50,14 +50,14 @@ then over the tokens that are kept.
 It acts only where the actor's or the critic's `loss_agg_mode` is `token-mean`, where verl's own agent loop has written
 the batch, and where the `loss_mask` that is stored equals the mask before the rejection. A `loss_mask` of your own
 stays, and so does what your own agent loop manager has written. With a trainer of your own, a subclass too, or with
-your own rollout correction, `agg_loss` or policy loss, all stays as released. The policy losses `sapo` and `geo_mean`
-are not means over tokens, so they stay as well, unless a KL or entropy term is added. With multi-token prediction on
-Megatron, its loss is over the tokens that are kept, too.
+your own rollout correction, `agg_loss`, policy or value loss, all stays as released. The policy losses `sapo` and
+`geo_mean` are not means over tokens, so they stay as well, unless a KL or entropy term is added. With multi-token
+prediction on Megatron, its loss is over the tokens that are kept, too.
 
-If as many responses as a mini-batch has are rejected as a whole or only pad the batch, a mini-batch may have no token
-left. Its mean would be NaN, and as released its gradient is 0. The batch is then left as released, and the log says so
-once. Bypass mode rejects tokens within the loss; the patch does not change it. `python -m verl.trainer.main_ppo_sync`
-of 0.8.0 runs this module as `__main__`, which cannot be patched.""",
+If as many responses as a mini-batch has are rejected as a whole, or are padding, a mini-batch may have no token left.
+Its mean would be NaN, and as released its gradient is 0. The batch is then left as released, and the log says so once.
+Bypass mode rejects tokens within the loss; the patch does not change it. `python -m verl.trainer.main_ppo_sync` of
+0.8.0 runs this module as `__main__`, which cannot be patched.""",
     changes_numbers="""\
 With `rollout_rs` and `token-mean` in verl's default trainer, 0.9.0 and 0.9.1, or in `main_ppo_sync` of 0.8.0, loss and
 gradient were multiplied by the share of tokens that are kept. With the patch they are larger, by the inverse of that

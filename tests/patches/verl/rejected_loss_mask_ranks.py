@@ -227,6 +227,9 @@ def cases() -> dict[str, Any]:
     empty = {"actor_rollout_ref__actor__ppo_mini_batch_size": 1, "actor_rollout_ref__rollout__n": 2}
     strided = stored()
     strided["loss_mask"] = torch.nested.nested_tensor(list(strided["loss_mask"].unbind()))
+    padded = stored(REJECTED[:1])
+    counted = [row * (at != REJECTED[1]) for at, row in enumerate(padded["response_mask"].unbind())]
+    padded["response_mask"] = padded["loss_mask"] = torch.nested.as_nested_tensor(counted, layout=torch.jagged)
     return {
         "tokens": (configuration(), stored(), {}),
         "responses": (configuration(**whole), stored(), {}),
@@ -234,6 +237,7 @@ def cases() -> dict[str, Any]:
         "none rejected": (configuration(), stored(()), {}),
         "a mini-batch may be empty": (configuration(**whole, **empty), stored(), {}),
         "empty ones are fewer": (configuration(**whole, **{**empty, "actor_rollout_ref__rollout__n": 3}), stored(), {}),
+        "padding": (configuration(**whole, **empty), padded, {}),
         "the critic alone": (configuration(**per_response), stored(), {"use_critic": True}),
         "weights alone": (
             configuration(
