@@ -162,7 +162,8 @@ def by_trainer(module: Any, given: dict[str, Any], settings: dict[str, Any], ave
 
     module.tq = SimpleNamespace(kv_batch_get=get, kv_batch_put=put)
     module.compute_advantage_for_multi_trajectories = advantages
-    one: Any = object.__new__(type("Trainer", (module.PPOTrainer,), {"on_sample_end": None, "on_step_end": None}))
+    # not a subclass of our own, which the patches leave as released
+    one: Any = object.__new__(importlib.import_module("verl.trainer.ppo.v1.trainer_sync").PPOTrainerSync)
     one.config = OmegaConf.create(
         {
             "algorithm": {"use_kl_in_reward": False, "rollout_correction": settings, "adv_estimator": "grpo"}
