@@ -89,7 +89,10 @@ def trained(
     **more: Any,
 ) -> dict[str, Any]:
     """The gradient under that checkpointing, compared with the definition."""
-    return compared(made(family, **more), by_definition(family, **more), checkpointing, call)
+    model = made(family, **more)
+    if checkpointing is not None:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
+    return compared(model, by_definition(family, **more), call)
 
 
 def cases() -> dict[str, Callable[[], Any]]:

@@ -91,15 +91,14 @@ def trained(
     **more: Any,
 ) -> dict[str, Any]:
     """The gradient under that checkpointing, compared with the definition."""
-    return compared(made(family, **more), by_definition(family, **more), checkpointing, call)
-
-
-def compared(
-    model: Any, wanted: dict[str, torch.Tensor], checkpointing: dict[str, Any] | None, call: Callable[[Any], Any]
-) -> dict[str, Any]:
-    """The gradient of a model's loss under that checkpointing, compared with the one that is wanted."""
+    model = made(family, **more)
     if checkpointing is not None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
+    return compared(model, by_definition(family, **more), call)
+
+
+def compared(model: Any, wanted: dict[str, torch.Tensor], call: Callable[[Any], torch.Tensor]) -> dict[str, Any]:
+    """The gradient of a model's loss, compared with the one that is wanted."""
     loss = call(model)
     loss.backward()
     found = {name: each for name, each in gradients(model).items() if name in wanted}
