@@ -219,19 +219,14 @@ def put(folder: Path, get: Callable[[Path], Path]) -> Path:
 
     An interrupted run leaves neither a partial file nor a new folder.
     """
-    new = [made for made in (folder, *folder.parents) if not made.exists()]
-    try:
+    # The temporary folder is on the same file system, and ``folder`` is created once there is something to put in it:
+    # a failure has nothing to take away that another thread or process may be using.
+    nearest = next(each for each in (folder, *folder.parents) if each.exists())
+    with tempfile.TemporaryDirectory(dir=nearest, prefix=".incoming-") as incoming:
+        file = get(Path(incoming))
         folder.mkdir(parents=True, exist_ok=True)
-        # In a sibling folder first, then renamed.
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".incoming-") as incoming:
-            file = get(Path(incoming))
-            os.replace(file, folder / file.name)
-            return folder / file.name
-    except BaseException:
-        for made in new:
-            with contextlib.suppress(OSError):  # another process may have created it
-                made.rmdir()
-        raise
+        os.replace(file, folder / file.name)
+        return folder / file.name
 
 
 # ------------------------------------------------------------------------------------------- pages

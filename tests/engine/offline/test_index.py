@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import hashlib
 import json
@@ -225,3 +226,23 @@ def test_what_is_no_index(url):
     with pytest.raises(IndexProblem) as caught:
         Index(url).releases("toy")
     assert "secret" not in str(caught.value)
+
+
+def test_a_file_that_fails_does_not_take_the_folder_from_another(tmp_path):
+    # In one cache of releases several threads fetch at once, and `put` removes a folder that it created in vain.
+    def fetched(incoming, number):
+        if number % 2:
+            raise IndexProblem("not what its checksum says")
+        (incoming / f"{number}.whl").touch()
+        return incoming / f"{number}.whl"
+
+    def put(number):
+        with contextlib.suppress(IndexProblem):
+            return indexes.put(folder, lambda incoming: fetched(incoming, number))
+
+    for number in range(100):
+        folder = tmp_path / str(number) / "toy"
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            assert list(pool.map(put, range(6))) == [
+                None if number % 2 else folder / f"{number}.whl" for number in range(6)
+            ]
