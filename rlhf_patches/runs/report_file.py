@@ -387,7 +387,10 @@ def _locked(file: int) -> Iterator[None]:
         yield
     finally:
         if held:
-            fcntl.flock(file, fcntl.LOCK_UN)
+            try:
+                fcntl.flock(file, fcntl.LOCK_UN)
+            except no_signal(OSError):  # the line is written, and closing the file releases the lock
+                pass
 
 
 _timeout = _TIMEOUT

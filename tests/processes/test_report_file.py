@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_patches.runs import report_reader
-from tests.harness import toy_slime
+from tests.harness import no_locks, toy_slime
 from tests.harness.effort import SHARE
 from tests.harness.report_lines import PROBLEM, read, status
 from tests.harness.toy_slime_fixtures import make_refused
@@ -355,3 +355,15 @@ def test_a_read_only_disk(slime, tmp_path):
         assert (done.returncode, done.stdout) == (0, "trained\n")
         (said,) = done.stderr.splitlines()
         assert "Read-only file system" in said
+
+
+@pytest.mark.skipif(not no_locks.can_be_made(), reason="no compiler")
+@pytest.mark.parametrize("way", no_locks.WAYS)
+def test_a_disk_whose_locks_fail(slime, file, tmp_path, way):
+    """`benchmarks/load.py disks` has many processes at once."""
+    for rank in ("0", "1"):
+        done = run(f"{APPLY}\n{IMPORT}", slime, file, RANK=rank, **no_locks.preload(tmp_path, way))
+        assert (done.returncode, done.stderr) == (0, "")
+    assert [(line["rank"], status(line), line["ended"]) for line in read(file)] == [
+        (rank, "applied", "exit") for rank in ("0", "1")
+    ]

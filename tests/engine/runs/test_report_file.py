@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -207,9 +208,11 @@ def test_a_lock_that_somebody_keeps_is_not_waited_for_long(file, line, monkeypat
     assert found["ended"] == "exit"
 
 
-def test_a_file_system_without_locks(file, line, monkeypatch):
+@pytest.mark.parametrize("failing", [fcntl.LOCK_EX | fcntl.LOCK_UN, fcntl.LOCK_UN])
+def test_a_file_system_without_locks(file, line, monkeypatch, failing):
     def flock(file, operation):
-        raise OSError(95, "Operation not supported")
+        if operation & failing:
+            raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(report_file.fcntl, "flock", flock)
     line.update()
