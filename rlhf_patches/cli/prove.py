@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
 import json
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -24,6 +27,7 @@ from . import output
 from .command_line import INTERRUPTED, Commands, UsageError
 
 _QUICK = 20
+_MOST_AT_ONCE = 4
 _HEADS = ("PATCH", "VERDICT", "RELEASE", "CASE", "WITHOUT", "WITH", "REFERENCE", "S")
 
 
@@ -93,6 +97,12 @@ def add(commands: Commands) -> None:
         help="memory limit of a process (%(default)g)",
     )
     command.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help=f"proofs at a time (default: one for each core, at most {_MOST_AT_ONCE}; with --gpu one)",
+    )
+    command.add_argument(
         "--gpu", action="store_true", help="use the first GPU for proofs that support it; run the others on the CPU"
     )
 
@@ -100,6 +110,8 @@ def add(commands: Commands) -> None:
 def _prove(options: argparse.Namespace) -> int:
     if options.seconds <= 0 or options.memory <= 0:
         raise UsageError("--seconds and --memory are limits: expected numbers above 0")
+    if options.jobs is not None and options.jobs < 1:
+        raise UsageError("--jobs is a number of proofs: expected 1 or more")
     registered, failures = registry.load()
     by_name = {item.patch.name: item.patch for item in registered}
     for name in options.name:
@@ -110,7 +122,7 @@ def _prove(options: argparse.Namespace) -> int:
     on = _gpu() if options.gpu else ""
     chosen = [item for item in registered if item.patch.name in options.name or not options.name]
     report = evaluate.inspect(chosen)
-    outcomes: list[_Outcome] = []
+    not_run: list[_Outcome] = []
     runs: list[tuple[PatchReport, LocatedProof]] = []
     without_proof = 0
     for row in report:
@@ -124,17 +136,17 @@ def _prove(options: argparse.Namespace) -> int:
             without_proof += 1
             why = f"it has no proof: {lookup.why_none(by_name[row.name]) or 'no reason is given'}"
         if why and options.name:
-            outcomes.append(_Outcome(row.name, row.version, None, 0.0, why))
+            not_run.append(_Outcome(row.name, row.version, None, 0.0, why))
     runs.sort(key=lambda run: (run[1].proof.seconds > _QUICK, run[1].proof.seconds))
     memory = int(options.memory * 2**30)
-    done: list[str] = []
+    done: dict[str, list[_Outcome]] = {}
     interrupted = False
     try:
         for row, found in _run(runs, options, memory):
-            outcomes += found
-            done.append(row.name)
+            done[row.name] = found
     except KeyboardInterrupt:
         interrupted = True
+    outcomes = [*not_run, *(each for row, _ in runs for each in done.get(row.name, ()))]
     _print(outcomes, options, without_proof, on)
     if interrupted:
         output.complain(f"interrupted; not run: {', '.join(row.name for row, _ in runs if row.name not in done)}")
@@ -161,25 +173,45 @@ def _run(
     runs: Sequence[tuple[PatchReport, LocatedProof]], options: argparse.Namespace, memory: int
 ) -> Iterator[tuple[PatchReport, list[_Outcome]]]:
     """Run the proofs. Each one's line, and the time that the others will take, go to standard error as it ends."""
-    begun, declared = time.monotonic(), 0
-    with _bar(len(runs)) as (advance, write):
-        for number, (row, proof) in enumerate(runs, 1):
-            advance(row.name)
-            found = list(_outcomes(row, proof, options.seconds, memory, options.gpu and proof.proof.gpu))
-            yield row, found
-            declared += proof.proof.seconds
-            left = sum(each.proof.seconds for _, each in runs[number:]) * (time.monotonic() - begun) / declared
-            verdicts = ", ".join(sorted({outcome.verdict for outcome in found})) or "no case"
-            if len(runs) > 1:
-                more = f"; about {left:.0f} s left" if left else ""
-                write(f"{number} of {len(runs)}: {row.name}: {verdicts}{more}")
+    begun, left, stop = time.monotonic(), sum(proof.proof.seconds for _, proof in runs), threading.Event()
+    declared = left
+    jobs = options.jobs or (1 if options.gpu else min(_cores(), _MOST_AT_ONCE))
+
+    def outcomes(row: PatchReport, proof: LocatedProof) -> list[_Outcome]:
+        gpu = options.gpu and proof.proof.gpu
+        return [] if stop.is_set() else list(_outcomes(row, proof, options.seconds, memory, gpu, stop.is_set))
+
+    with _bar(len(runs)) as (advance, write), concurrent.futures.ThreadPoolExecutor(jobs) as threads:
+        running = {threads.submit(outcomes, *run): run for run in runs}
+        try:
+            for number, ended in enumerate(concurrent.futures.as_completed(running), 1):
+                row, proof = running[ended]
+                found = ended.result()
+                yield row, found
+                left -= proof.proof.seconds
+                more = left * (time.monotonic() - begun) / (declared - left)
+                verdicts = ", ".join(sorted({outcome.verdict for outcome in found})) or "no case"
+                advance(row.name)
+                if len(runs) > 1:
+                    write(
+                        f"{number} of {len(runs)}: {row.name}: {verdicts}{f'; about {more:.0f} s left' if left else ''}"
+                    )
+        finally:
+            stop.set()
 
 
-def _outcomes(row: PatchReport, proof: LocatedProof, seconds: float, memory: int, gpu: bool) -> Iterator[_Outcome]:
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _outcomes(
+    row: PatchReport, proof: LocatedProof, seconds: float, memory: int, gpu: bool, stopped: Callable[[], bool]
+) -> Iterator[_Outcome]:
     """Run the proof of this patch: the outcome of each of its cases."""
     started = time.monotonic()
     try:
-        rows = list(proof.proof.rows(children.run(proof, seconds=seconds, memory=memory, gpu=gpu)))
+        reports = children.run(proof, seconds=seconds, memory=memory, gpu=gpu, stopped=stopped)
+        rows = list(proof.proof.rows(reports))
     except NotTried as error:
         yield _Outcome(row.name, row.version, None, time.monotonic() - started, str(error), gpu)
         return
@@ -217,7 +249,7 @@ def _print(outcomes: Sequence[_Outcome], options: argparse.Namespace, without_pr
 
 @contextlib.contextmanager
 def _bar(count: int) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
-    """Functions for the running proof's name and for a line about one that ended; a progress bar on a terminal."""
+    """Functions for the name of a proof that ended and for a line about it; a progress bar on a terminal."""
     if not sys.stderr.isatty() or not count:
         yield lambda name: None, lambda line: print(line, file=sys.stderr, flush=True)
         return
@@ -226,11 +258,9 @@ def _bar(count: int) -> Iterator[tuple[Callable[[str], None], Callable[[str], No
 
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task, begun = progress.add_task("", total=count), 0
+        task = progress.add_task("", total=count)
 
         def advance(name: str) -> None:
-            nonlocal begun
-            progress.update(task, completed=begun, description=name)
-            begun += 1
+            progress.update(task, advance=1, description=name)
 
         yield advance, lambda line: progress.console.print(line, markup=False, highlight=False)

@@ -44,7 +44,14 @@ class NotTried(Exception):
     """A proof did not finish; the message has the reason."""
 
 
-def run(located: LocatedProof, *, seconds: float = SECONDS, memory: int = MEMORY, gpu: bool = False) -> Reports:
+def run(
+    located: LocatedProof,
+    *,
+    seconds: float = SECONDS,
+    memory: int = MEMORY,
+    gpu: bool = False,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Reports:
     """Run a proof; returns each rank's report.
 
     Args:
@@ -52,20 +59,21 @@ def run(located: LocatedProof, *, seconds: float = SECONDS, memory: int = MEMORY
         seconds: wall-clock limit after which all ranks are killed.
         memory: limit of a rank's resident bytes above which all ranks are killed.
         gpu: whether the ranks see one shared GPU instead of none.
+        stopped: whether all ranks are to be killed; asked several times a second, in this thread.
 
     Raises:
-        NotTried: a rank failed or exceeded a limit.
+        NotTried: a rank failed or exceeded a limit, or it was stopped.
     """
     for _ in range(2):
         try:
-            return _run(located, seconds, memory, gpu)
+            return _run(located, seconds, memory, gpu, stopped)
         except NotTried as error:
             if "EADDRINUSE" not in str(error):
                 raise
-    return _run(located, seconds, memory, gpu)  # twice another process took the port first
+    return _run(located, seconds, memory, gpu, stopped)  # twice another process took the port first
 
 
-def _run(located: LocatedProof, seconds: float, memory: int, gpu: bool) -> Reports:
+def _run(located: LocatedProof, seconds: float, memory: int, gpu: bool, stopped: Callable[[], bool]) -> Reports:
     proof = located.proof
     with _folder() as folder, _keeper(folder) as keep:
         name = str(folder)
@@ -88,7 +96,7 @@ def _run(located: LocatedProof, seconds: float, memory: int, gpu: bool) -> Repor
                         )
                     )
                 keep(ranks[-1].pid)
-            _wait(ranks, folder, time.monotonic() + seconds, seconds, memory)
+            _wait(ranks, folder, seconds, memory, stopped)
         finally:
             for process in ranks:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -205,8 +213,10 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _wait(ranks: list[subprocess.Popen[bytes]], folder: Path, until: float, seconds: float, memory: int) -> None:
-    pause = 0.02
+def _wait(
+    ranks: list[subprocess.Popen[bytes]], folder: Path, seconds: float, memory: int, stopped: Callable[[], bool]
+) -> None:
+    until, pause = time.monotonic() + seconds, 0.02
     while True:
         ended = [process.poll() for process in ranks]
         for rank, status in enumerate(ended):
@@ -214,6 +224,8 @@ def _wait(ranks: list[subprocess.Popen[bytes]], folder: Path, until: float, seco
                 raise NotTried(f"rank {rank} {_how(status)}: {_last(folder / f'rank{rank}.log')}")
         if None not in ended:
             return
+        if stopped():
+            raise NotTried("it was interrupted")
         if time.monotonic() > until:
             raise NotTried(f"it exceeded the limit of {seconds:g} seconds (--seconds)")
         if max(_resident({process.pid for process in ranks}).values()) > memory:

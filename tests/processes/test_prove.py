@@ -217,10 +217,8 @@ def test_each_proof_is_told_as_it_ends_and_ctrl_c_keeps_what_was_done(monkeypatc
         (SimpleNamespace(name=name), SimpleNamespace(proof=SimpleNamespace(seconds=seconds, gpu=False)))
         for name, seconds in (("first", 5), ("second", 5), ("third", 20))
     ]
-    said = []
 
     def outcomes(row, *_):
-        said.append(capsys.readouterr().err)
         if row.name == "third":
             raise KeyboardInterrupt
         yield prove_command._Outcome(row.name, "1.0", None, 1.0)
@@ -230,13 +228,34 @@ def test_each_proof_is_told_as_it_ends_and_ctrl_c_keeps_what_was_done(monkeypatc
     monkeypatch.setattr(prove_command.time, "monotonic", lambda: next(clock))
     found = []
     with pytest.raises(KeyboardInterrupt):
-        found.extend(prove_command._run(runs, SimpleNamespace(seconds=1, gpu=False), 1))
+        found.extend(prove_command._run(runs, SimpleNamespace(seconds=1, gpu=False, jobs=1), 1))
     assert [row.name for row, _ in found] == ["first", "second"]
-    assert said == [
-        "",
-        "1 of 3: first: not tried; about 20 s left\n",
-        "2 of 3: second: not tried; about 16 s left\n",
+    assert capsys.readouterr().err.splitlines() == [
+        "1 of 3: first: not tried; about 20 s left",
+        "2 of 3: second: not tried; about 16 s left",
     ]
+
+
+@pytest.mark.parametrize(("options", "most"), [({"jobs": 2}, 2), ({"gpu": True, "jobs": None}, 1)])
+def test_proofs_run_beside_each_other(monkeypatch, options, most):
+    """On a GPU, which all of them would share, one by one."""
+    runs = [
+        (SimpleNamespace(name=str(number)), SimpleNamespace(proof=SimpleNamespace(seconds=5, gpu=False)))
+        for number in range(6)
+    ]
+    now, seen = [], []
+
+    def outcomes(row, *_):
+        now.append(row.name)
+        seen.append(len(now))
+        time.sleep(0.05)
+        now.remove(row.name)
+        return ()
+
+    monkeypatch.setattr(prove_command, "_outcomes", outcomes)
+    chosen = SimpleNamespace(**{"seconds": 1, "gpu": False, **options})
+    found = {row.name for row, _ in prove_command._run(runs, chosen, 1)}
+    assert (found, max(seen)) == (set("012345"), most)
 
 
 @pytest.mark.one_python
@@ -269,6 +288,7 @@ def test_a_name_that_cannot_be_tried(prove, name, reason):
         (("--seconds", "0"), "--seconds and --memory are limits: expected numbers above 0"),
         (("--memory", "-1", NAME), "--seconds and --memory are limits: expected numbers above 0"),
         (("--seconds", "soon"), "invalid float value: 'soon'"),
+        (("--jobs", "0"), "--jobs is a number of proofs: expected 1 or more"),
     ],
 )
 def test_wrong_input(prove, arguments, message):
