@@ -34,11 +34,23 @@ class _Computed(NamedTuple):
     """The result of `Trainer.compute_loss`."""
 
     loss: torch.Tensor
-    origin: _loss_graph.Origin
+    node: Any
+    """Of its graph; an operation in place adds another one."""
     reading: _loss_graph.Reading
     parts: dict[str, torch.Tensor]
     times: float | None
     """The factor for the ranks; None if it is unknown."""
+
+
+class _Settings(NamedTuple):
+    """What a window's first micro-batch shows of all of them."""
+
+    steps: int
+    """The number of micro-batches by which the step does not divide."""
+    converted: bool
+    """Whether a wrapper may have converted the number of items."""
+    is_noted: bool
+    """Whether the report's condition is decided by the losses."""
 
 
 class _Step:
@@ -77,22 +89,16 @@ def loss_of(
         none_is_divided: whether the step divides the loss if the number is None.
         engine_divides: whether DeepSpeed divides any loss.
     """
-    if _known_trainer.says_what_it_divides(trainer):
-        _note(trainer, by=False)
-        return trainer.compute_loss(model, inputs, num_items_in_batch=items)
-    steps = _undivided_micro_batches(trainer, items, none_is_divided)
-    if steps is None or (steps == 1 and _ranks(trainer) == 1) or _others_divide(trainer, engine_divides):
-        _note_what_others_divide(trainer, steps, engine_divides)
-        return trainer.compute_loss(model, inputs, num_items_in_batch=items)
-    window = _known_trainer.window(trainer, model)
-    if window.reason:
-        _leave(trainer, model, window.reason, steps)
-        return trainer.compute_loss(model, inputs, num_items_in_batch=items)
+    window = _known_trainer.held(trainer, model)
+    if window is None or window.settings is None or items is None:
+        window = _looked_at(trainer, model, items, none_is_divided, engine_divides)
+        if window is None:
+            return trainer.compute_loss(model, inputs, num_items_in_batch=items)
+    settings: _Settings = window.settings
     smoother = trainer.label_smoother
     if smoother is not None and "labels" not in inputs:  # otherwise the trainer removes them
         smoother = None
-    converted = trainer.accelerator.distributed_type in ("FSDP", "DEEPSPEED")
-    step = _Step(_loss_graph.Items(items, converted=converted, counts=inputs), smoother)
+    step = _Step(_loss_graph.Items(items, converted=settings.converted, counts=inputs), smoother)
     token = _step.set(step)
     try:
         loss = trainer.compute_loss(model, inputs, num_items_in_batch=items)
@@ -104,13 +110,36 @@ def loss_of(
         hooked = loss._backward_hooks or loss._post_accumulate_grad_hooks
         if hooked and any(_known_loss.author(hook) not in _known_loss.HELPERS for hook in _hooks.of(loss)):
             raise _CannotTell("the loss has a hook, which may divide its gradient")
-        should_be, by = _as_it_should_be(trainer, window.maker, model, step, loss, steps)
-        _note(trainer, by)
+        should_be, by = _as_it_should_be(trainer, window.maker, model, step, loss, settings.steps)
+        if settings.is_noted:
+            _note(by)
         return should_be
     except _CannotTell as error:
-        _leave(trainer, model, str(error), steps)
+        _leave(trainer, model, str(error), settings.steps)
         _known_trainer.window(trainer, model, str(error))
         return loss
+
+
+def _looked_at(
+    trainer: Any, model: torch.nn.Module, items: Any, none_is_divided: bool, engine_divides: bool
+) -> _known_trainer.Window | None:
+    """The record of this window, with its settings; None if the loss of this micro-batch is left as released."""
+    if _known_trainer.says_what_it_divides(trainer):
+        if _is_noted(trainer):
+            _note(by=False)
+        return None
+    steps = _undivided_micro_batches(trainer, items, none_is_divided)
+    if steps is None or (steps == 1 and _ranks(trainer) == 1) or _others_divide(trainer, engine_divides):
+        if _others_are_noted(trainer, steps, engine_divides) and _is_noted(trainer):
+            _note(by=False)
+        return None
+    window = _known_trainer.window(trainer, model)
+    if window.reason:
+        _leave(trainer, model, window.reason, steps)
+        return None
+    converted = trainer.accelerator.distributed_type in ("FSDP", "DEEPSPEED")
+    window.settings = _Settings(steps, converted, _is_noted(trainer))
+    return window
 
 
 def computed(trainer: Any, loss: Any, outputs: Any, return_outputs: bool) -> Any:
@@ -122,10 +151,9 @@ def computed(trainer: Any, loss: Any, outputs: Any, return_outputs: bool) -> Any
 
 
 def _noted(trainer: Any, step: _Step, loss: torch.Tensor, outputs: Any) -> _Computed:
-    origin = _loss_graph.origin(loss)
     # The smoother divides in part by a multiple of the number, which the graph does not show.
     if _loss_graph.is_divided(loss, step.items) or (step.smoother is not None and _smoother_divides(step.smoother)):
-        return _Computed(loss, origin, _DIVIDED, {}, None)
+        return _Computed(loss, loss.grad_fn, _DIVIDED, {}, None)
     parts = dict(_numbers(outputs, loss))
     ranks = _ranks(trainer)
     times_one = ranks == 1 and trainer.args.average_tokens_across_devices and step.items.value is not None
@@ -134,7 +162,7 @@ def _noted(trainer: Any, step: _Step, loss: torch.Tensor, outputs: Any) -> _Comp
         parts = {}  # the parts themselves are divided
         reading = step.read(loss, below_factor=times_one)
     times = 1.0 if ranks == 1 else _loss_graph.factor(loss)
-    return _Computed(loss, origin, reading, parts, times)
+    return _Computed(loss, loss.grad_fn, reading, parts, times)
 
 
 def _undivided_micro_batches(trainer: Any, items: Any, none_is_divided: bool) -> int | None:
@@ -208,7 +236,7 @@ def _as_it_should_be(
     if maker == "mean":
         return loss / steps, float(steps)
     (one, *more) = step.computed or (None,)
-    handed_on = one is not None and not more and one.loss is loss and one.origin == _loss_graph.origin(loss)
+    handed_on = one is not None and not more and one.loss is loss and one.node is loss.grad_fn
     if not handed_on or one is None:
         if maker == "SFTTrainer":  # it divides by the number itself
             return loss, False
@@ -251,18 +279,20 @@ def _averaged(computed: _Computed, loss: torch.Tensor, steps: int) -> _Repaired:
     return loss / (steps * times), steps * times
 
 
-def _note_what_others_divide(trainer: Any, steps: int | None, engine_divides: bool) -> None:
-    """Reports a loss that this module does not check, unless its user has declared how it is scaled."""
+def _others_are_noted(trainer: Any, steps: int | None, engine_divides: bool) -> bool:
+    """Whether to report a loss that this module does not check: unless its user has declared how it is scaled."""
     by_engine = engine_divides and trainer.accelerator.distributed_type == "DEEPSPEED"
     said = trainer.compute_loss_func is not None or getattr(trainer, "loss_is_scaled_for_ga", None)
-    if not said and trainer.args.n_gpu <= 1 and (steps is None or by_engine):
-        _note(trainer, by=False)
+    return not said and trainer.args.n_gpu <= 1 and (steps is None or by_engine)
 
 
-def _note(trainer: Any, by: bool | float) -> None:
-    """For the report, once in a call; `conditions.alone` has reported a step of one micro-batch on one rank."""
-    if _conditions.alone(trainer) is not None or _divides_twice():
-        return
+def _is_noted(trainer: Any) -> bool:
+    """Whether the losses decide for the report: not in a step of one micro-batch on one rank (`_conditions.alone`)."""
+    return _conditions.alone(trainer) is None and not _divides_twice()
+
+
+def _note(by: bool | float) -> None:
+    """For the report, once in a call."""
     rlhf_patches.decided("transformers-accumulation-scale", by if by is True or by != 1 else False)
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
-from operator import is_
 from types import MethodType
 from typing import Any
 
@@ -34,38 +32,67 @@ _AROUND_THE_LOSS = (
 # known here: releases and classes whose code was read; code of another package is left as released.
 
 
+class _Identities:
+    """Which objects these are. Their ids tell: as soon as one of them is freed, so that its id may return, none is."""
+
+    __slots__ = ("_freed", "_ids", "_references")
+
+    def __init__(self, objects: list[Any]) -> None:
+        self._ids = [*map(id, objects)]
+        self._freed: list[object] = []
+        self._references: list[object] = []  # a user's function may hold the trainer: they keep nothing alive
+        for each in objects:
+            if each is not None and not isinstance(each, bool):
+                try:
+                    self._references.append(weakref.ref(each, self._freed.append))
+                except TypeError:
+                    self._freed.append(None)  # decided again at each micro-batch
+
+    def are(self, objects: list[Any]) -> bool:
+        return not self._freed and self._ids == [*map(id, objects)]
+
+
 class Window:
     """What is known of the code of a window's losses.
 
     Attributes:
         reason: why the loss is left as released; empty if all code is known.
         maker: see `maker`.
+        settings: those of `_accumulation`, which are the window's.
     """
 
     def __init__(self, trainer: Any, model: torch.nn.Module, reason: str, *, for_good: bool = False) -> None:
         inner = _known_loss.unwrapped(model)
-        self._objects: list[Callable[[], Any]] = [*map(weakref.ref, (trainer, model, trainer.state, inner))]
+        self._inner = weakref.ref(inner)
         self._step = -1 if for_good else trainer.state.global_step
         self.reason, self.maker = reason, maker(trainer)
-        # Nothing is compared for what is left as released.
-        self._marks = None if reason else _marks(_in_use(trainer, model, inner))
-        self._around = None if reason else _marks(_around(trainer))
+        self.settings: Any = None
+        self._used = _Identities(self._in_use(trainer, model, inner))
+        self._around = None if reason else _Identities([trainer, *_around(trainer)])
 
     def holds(self, trainer: Any, model: torch.nn.Module) -> bool:
         """Whether this is still the trainer's window, and what makes its loss has not been replaced since."""
-        of, own, state, inner = (each() for each in self._objects)
-        if of is not trainer or own is not model or inner is None or state is not trainer.state:
-            return False  # each training has its own state, which starts at step 0 again
-        if self._step not in (-1, state.global_step):
+        if self._step not in (-1, trainer.state.global_step):
             return False
-        return self._marks is None or _are(self._marks, _in_use(trainer, model, inner))
+        inner = self._inner()
+        return inner is not None and self._used.are(self._in_use(trainer, model, inner))
+
+    def _in_use(self, trainer: Any, model: Any, inner: Any) -> list[Any]:
+        # Each training has its own state, which starts at step 0 again.
+        objects = [trainer, model, inner, trainer.state]
+        return objects if self.reason else objects + _functions(trainer, model, inner)
 
     def is_around(self, trainer: Any) -> bool:
         """Whether the trainer's other code was known here, and has not been replaced since."""
-        return self._around is not None and self._objects[0]() is trainer and _are(self._around, _around(trainer))
+        return self._around is not None and self._around.are([trainer, *_around(trainer)])
 
 
 _last: Window | None = None
+
+
+def held(trainer: Any, model: torch.nn.Module) -> Window | None:
+    """The record of this window, if there is one and all of it still holds."""
+    return _last if _last is not None and _last.holds(trainer, model) else None
 
 
 def window(trainer: Any, model: torch.nn.Module, reason: str | None = None) -> Window:
@@ -75,36 +102,38 @@ def window(trainer: Any, model: torch.nn.Module, reason: str | None = None) -> W
     its training: no window mixes both.
     """
     global _last
-    last = _last
     if reason is None:
-        if last is not None and last.holds(trainer, model):
+        if (last := held(trainer, model)) is not None:
             return last
-        around = last is not None and last.is_around(trainer)
+        around = _last is not None and _last.is_around(trainer)
         _last = Window(trainer, model, _unknown(trainer, around) or _known_loss.unknown(model))
     else:
         _last = Window(trainer, model, reason, for_good=True)
     return _last
 
 
-def _in_use(trainer: Any, model: Any, inner: Any) -> list[Any]:
-    """The functions that make a micro-batch's loss, wherever an assignment may replace them."""
-    kind, losses = type(inner), vars(sys.modules["transformers.loss.loss_utils"])
-    of_trainer, of_model, own, mapping = vars(trainer), vars(model), vars(inner), losses["LOSS_MAPPING"]
-    assigned = (
-        *(of_trainer.get("compute_loss"), of_model.get("forward"), own.get("forward")),
-        *(own.get("_loss_function"), own.get("loss_function"), getattr(kind, "loss_function", None)),
-    )
+def _functions(trainer: Any, model: Any, inner: Any) -> list[Any]:
+    """What decides about a micro-batch's loss, wherever an assignment may replace it."""
+    kind, losses = type(inner), sys.modules["transformers.loss.loss_utils"].__dict__
+    of_trainer, own, mapping = trainer.__dict__.get, inner.__dict__.get, losses["LOSS_MAPPING"]
+    assigned = (of_trainer("compute_loss"), model.__dict__.get("forward"), own("forward"), own("loss_function"))
+    loss_function = getattr(kind, "loss_function", None)
     return [
         *[each if each is None else _function(each) for each in assigned],
+        loss_function.fget if type(loss_function) is property else loss_function,
+        own("_loss_function"),
+        of_trainer("compute_loss_func"),
+        of_trainer("model_accepts_loss_kwargs"),
+        of_trainer("loss_is_scaled_for_ga"),
         type(trainer).compute_loss,
         trainer.label_smoother,
         type(model).forward,
         kind.forward,
-        mapping.get(own.get("loss_type")) or mapping["ForCausalLM"],
+        mapping.get(own("loss_type")) or mapping["ForCausalLM"],
         losses.get("fixed_cross_entropy"),
         torch.nn.functional.cross_entropy,
         torch.nn.CrossEntropyLoss.forward,
-        own["training"],
+        own("training"),
     ]
 
 
@@ -123,24 +152,6 @@ def _around(trainer: Any) -> list[Any]:
 def _function(value: Any) -> Any:
     """A method, which is made anew at each look-up, or a property, which takes no reference, as its function."""
     return value.__func__ if type(value) is MethodType else value.fget if type(value) is property else value
-
-
-def _marks(values: list[Any]) -> list[Callable[[], Any]]:
-    """References that keep nothing alive: a user's function may hold the trainer."""
-    return [*map(_mark, values)]
-
-
-def _mark(value: Any) -> Callable[[], Any]:
-    if value is None or isinstance(value, bool):
-        return lambda: value
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return object  # the same as nothing: decided again at each micro-batch
-
-
-def _are(marks: list[Callable[[], Any]], values: list[Any]) -> bool:
-    return len(marks) == len(values) and all(map(is_, [mark() for mark in marks], values))
 
 
 def _unknown(trainer: Any, around: bool) -> str:
