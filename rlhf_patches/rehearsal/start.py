@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _MODULE = "transformers.trainer"
 _ENGINES = "verl.workers.engine.base"
+_SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 _LOOPS = "torch"
 _began = False
 _loop: LoopRehearsal | None = None
@@ -71,7 +72,8 @@ def rehearse(trainer: Any) -> list[Relation]:
 
 def arm() -> None:
     """Rehearse what trains first in this process (RLHF_PATCHES_REHEARSE): a Trainer, verl's engines, or a loop."""
-    for name, wrap in ((_MODULE, _wrap), (_ENGINES, _wrap_engines), (_LOOPS, _wrap_loops)):
+    wraps = {_MODULE: _wrap, _ENGINES: _wrap_engines, _SCHEDULES: _wrap_schedules, _LOOPS: _wrap_loops}
+    for name, wrap in wraps.items():
         module = sys.modules.get(name)
         if module is not None and import_hooks.is_ready(module):
             wrap(name, module)
@@ -140,6 +142,29 @@ def _wrap_engines(name: str, module: ModuleType) -> None:
 
     train_batch._rehearses = True  # type: ignore[attr-defined]
     module.BaseEngine.train_batch = train_batch
+
+
+def _wrap_schedules(name: str, module: ModuleType) -> None:
+    """Follow the first window of megatron-core that trains, and the step after it."""
+    from .megatron_core import MegatronRehearsal, interposed
+    from .trainer import Ended
+
+    goes_on = "go-on" in settings.rehearse()
+
+    def end(of: str, size: str, relations: list[Relation]) -> None:
+        status = _publish(of, size, relations, None, ranks.place().rank in (None, "0"))
+        if not goes_on:
+            raise Ended(status)
+
+    def begin() -> MegatronRehearsal | None:
+        global _began
+        if not _began and not rehearsal.begun:
+            _began = rehearsal.begun = True
+            _leave_loops()
+        return rehearsal if rehearsal.begun else None
+
+    rehearsal = MegatronRehearsal(end, goes_on=goes_on)
+    interposed(module, begin)
 
 
 def _wrap_loops(name: str, module: ModuleType) -> None:

@@ -55,6 +55,9 @@ def make_model(
     attention: type = Attention,
     position: str = "rope",
     stage: Mapping[str, Any] | None = None,
+    ddp: Mapping[str, Any] | None = None,
+    tied: bool = False,
+    dropout: float = 0.0,
     **settings: Any,
 ) -> Any:
     """Within megatron-core's DistributedDataParallel; the same weights every time.
@@ -65,13 +68,16 @@ def make_model(
         attention: the class of the attention within a layer.
         position: the kind of position embedding.
         stage: what the `GPTModel` of a pipeline's stage is told besides.
+        ddp: more of the `DistributedDataParallelConfig`.
+        tied: whether the embeddings are the output's weights, too.
+        dropout: of hidden states.
         settings: of the `TransformerConfig`.
     """
     config = TransformerConfig(
         num_layers=settings.pop("num_layers", 2),
         hidden_size=32,
         num_attention_heads=4,
-        hidden_dropout=0.0,
+        hidden_dropout=dropout,
         attention_dropout=0.0,
         use_cpu_initialization=True,
         tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),
@@ -92,11 +98,12 @@ def make_model(
         vocab_size=VOCABULARY,
         max_sequence_length=length,
         position_embedding_type=position,
-        share_embeddings_and_output_weights=False,
+        share_embeddings_and_output_weights=tied,
         **(stage or {}),
     )
-    if gpt.post_process:
+    if gpt.post_process and not tied:
         with torch.no_grad():
             gpt.output_layer.weight.mul_(20)  # distributions with some shape
     module = Float16Module(config, gpt) if bf16 else gpt
-    return DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), module)
+    ddp_config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, **(ddp or {}))
+    return DistributedDataParallel(config, ddp_config, module)
