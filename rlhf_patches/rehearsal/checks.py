@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from . import evaluation, formula, fused, neighbors, pieces, ranks, sharding, states, swap, time_limit, weights
+from . import (
+    evaluation,
+    formula,
+    fused,
+    neighbors,
+    pieces,
+    ranks,
+    reference,
+    sharding,
+    states,
+    swap,
+    switches,
+    time_limit,
+    weights,
+)
 from .relation import Relation, Verdict, not_checked
 from .replay import Call, Replay, Step
 
@@ -51,15 +67,7 @@ class Checks:
 
     def _no_second_window(self) -> str:
         why = "with --memory low: a second window has a second set of gradients" if self._replay.little else ""
-        return self._generates() or counted_elsewhere(self._model, self._where, self._goes_on) or why
-
-    def _generates(self) -> str:
-        import transformers
-
-        trainer, base = type(self._trainer), transformers.Trainer
-        if trainer._prepare_inputs is not base._prepare_inputs:
-            return f"{trainer.__name__} generates its inputs (rollouts)"
-        return ""
+        return generates(self._trainer) or counted_elsewhere(self._model, self._where, self._goes_on) or why
 
     # -- a micro-batch in pieces
 
@@ -75,12 +83,18 @@ class Checks:
         of_ranks = ranks.gathered(attempted(lambda: self._replay.of_pieces(call, cut, most)))
         if why := ranks.problem(of_ranks):
             return not_checked(cut.name, why)
-        found = [pieces.judge(cut.name, each, self._noise) for each in of_ranks]
-        if any(each.verdict is Verdict.DEVIATES for each in found):  # other shapes round otherwise in the forward pass
-            rounding = ranks.gathered(attempted(lambda: self._replay.rounding(call, cut.whole)))
+        return self._rounded(call, cut.whole, of_ranks, lambda mine, noise: pieces.judge(cut.name, mine, noise))
+
+    def _rounded(
+        self, call: Call, inputs: Any, of_ranks: list[ranks.Mine], judge: Callable[[ranks.Mine, float], Relation]
+    ) -> Relation:
+        """Judge what each rank measures; if one deviates, again with the noise of the forward pass."""
+        found = [judge(each, self._noise) for each in of_ranks]
+        if any(each.verdict is Verdict.DEVIATES for each in found):  # other code or shapes round otherwise
+            rounding = ranks.gathered(attempted(lambda: self._replay.rounding(call, inputs)))
             if not ranks.problem(rounding):
                 noise = max(self._noise, *(each.noise for each in rounding))
-                found = [pieces.judge(cut.name, each, noise) for each in of_ranks]
+                found = [judge(each, noise) for each in of_ranks]
         return _first_that_deviates(found)
 
     # -- rows in other places, and beside others
@@ -150,6 +164,60 @@ class Checks:
             formula.NAME, both, lambda mine: formula.judge(float(mine.used[0]), float(mine.used[1]), self._noise)
         )
 
+    # -- policy and reference
+
+    def initial(self, call: Call) -> Relation:
+        """Compare the loss of TRL's trainers with the one that equal policies have."""
+        trainer, name = self._trainer, reference.name_of(self._trainer)
+        known = attempted(lambda: ranks.Mine(problem=reference.unknown(trainer, self._where, call.inputs)))
+        if why := ranks.problem(ranks.gathered(known)):
+            return not_checked(name, why)
+
+        def loss(of: Call) -> float:
+            found = float(self._replay.alone(of).detach().double())
+            self._where.after_forward()
+            return found
+
+        def both() -> ranks.Mine:
+            models = (self._inner, getattr(trainer, "ref_model", None))
+            with reference.without_dropout(*models):
+                if name == reference.LOSS and self._replay.draws(call):
+                    return ranks.Mine(problem="the loss uses random numbers")
+            in_the_run = name == reference.RATIO or reference.as_set(trainer)
+            calm = contextlib.nullcontext() if in_the_run else reference.without_dropout(*models)
+            with calm, self._replay.without_routers_loss(), torch.no_grad():
+                found = loss(call)
+                with pieces.embeddings_moved(self._inner):
+                    rounding = abs(loss(call) - found)
+                other = reference.without_ratio(call)
+                right = reference.expected(trainer, call.inputs) if other is None else loss(other)
+            made = [found, right, rounding, reference.size(trainer, call.inputs)]
+            return ranks.Mine(used=torch.tensor(made, dtype=torch.float64))
+
+        return self._on_ranks(
+            name,
+            both,
+            lambda mine: reference.judge(name, *mine.used.tolist(), precomputed=reference.precomputed(call.inputs)),
+        )
+
+    def reference_passes(self, call: Call) -> Relation:
+        """Compare a reference's passes within the loss with those from another random state."""
+
+        def made(random: states.Random) -> torch.Tensor:
+            with reference.passes(self._inner, getattr(self._trainer, "ref_model", None)) as found:
+                self._replay.alone(replace(call, random=random))
+            self._where.after_forward()
+            return torch.cat([each.flatten() for each in found]) if found else torch.zeros(0)
+
+        def both() -> ranks.Mine:
+            mine = ranks.Mine(used=made(call.random), own=made(call.random.another()))
+            why = "" if len(mine.used) else "the loss makes no pass without a gradient"
+            return replace(
+                mine, problem=why or ("" if mine.used.shape == mine.own.shape else "the passes differ in size")
+            )
+
+        return self._on_ranks(reference.PASSES, both, lambda mine: reference.judge_passes(mine.used, mine.own))
+
     def _on_ranks(self, name: str, both: Callable[[], ranks.Mine], judge: Callable[[ranks.Mine], Relation]) -> Relation:
         """Judge what each rank measures; the first rank that deviates decides."""
         time_limit.at(name)
@@ -174,9 +242,57 @@ class Checks:
 
         return self._on_ranks(fused.NAME, both, lambda mine: fused.judge(mine.used, mine.own, self._noise))
 
+    def without_checkpointing(self, call: Call) -> Relation:
+        """Compare the first micro-batch's gradient with the one without checkpointing, from the same random state."""
+        name, device = switches.CHECKPOINTING, self._trainer.args.device
+        why = "with --memory low: the gradient without it needs more memory" if self._replay.little else ""
+        if switches.compiles(self._inner):
+            why = "the model is compiled"
+        if why:
+            return not_checked(name, why)
+
+        def needs() -> ranks.Mine:
+            with switches.without_checkpointing(self._inner):
+                problem = switches.without_memory(device, self._inner, lambda: self._replay.alone(call))
+            self._where.after_forward()
+            return ranks.Mine(problem=problem)
+
+        time_limit.at(name)
+        if why := ranks.problem(ranks.gathered(attempted(needs))):
+            return not_checked(name, why)
+
+        def both() -> ranks.Mine:
+            used = self._replay.own_sketch(call)
+            with switches.without_checkpointing(self._inner):
+                return ranks.Mine(used=used, own=self._replay.own_sketch(call))
+
+        return self._switched(name, call, both)
+
+    def as_written(self, call: Call) -> Relation:
+        """Compare the first micro-batch's gradient with that of the model that is not compiled, without dropout."""
+
+        def both() -> ranks.Mine:
+            with self._replay.calm():
+                draws = self._replay.draws(call)
+                used = self._replay.own_sketch(call)
+                with switches.compiled_off():
+                    plain = self._replay.own_sketch(call)
+            return ranks.Mine(used=used, own=plain, problem="the loss uses random numbers" if draws else "")
+
+        return self._switched(switches.COMPILED, call, both)
+
+    def _switched(self, name: str, call: Call, both: Callable[[], ranks.Mine]) -> Relation:
+        time_limit.at(name)
+        of_ranks = ranks.gathered(attempted(both))
+        if why := ranks.problem(of_ranks):
+            return not_checked(name, why)
+        return self._rounded(
+            call, call.inputs, of_ranks, lambda mine, noise: switches.judge(name, mine.used, mine.own, noise)
+        )
+
     def evaluated(self, call: Call) -> Relation:
         """Compare the loss that evaluation reports for the first micro-batch with the micro-batch's own loss."""
-        if why := self._generates():
+        if why := generates(self._trainer):
             return not_checked(evaluation.NAME, why)
 
         def both() -> ranks.Mine:
@@ -193,6 +309,15 @@ class Checks:
         return self._on_ranks(
             evaluation.NAME, both, lambda mine: evaluation.judge(float(mine.used[0]), float(mine.used[1]), self._noise)
         )
+
+
+def generates(trainer: Any) -> str:
+    """Return why a trainer's inputs are not those of its data loader; empty if they are."""
+    import transformers
+
+    if type(trainer)._prepare_inputs is not transformers.Trainer._prepare_inputs:
+        return f"{type(trainer).__name__} generates its inputs (rollouts)"
+    return ""
 
 
 def counted_elsewhere(model: Any, where: sharding.Whole, goes_on: bool) -> str:

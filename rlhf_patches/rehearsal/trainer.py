@@ -26,14 +26,17 @@ from . import (
     parameters,
     ranks,
     rates,
+    reference,
+    rows,
     sharding,
     slope,
     states,
+    switches,
     time_limit,
     weights,
     window,
 )
-from .checks import Checks, attempted, counted_elsewhere
+from .checks import Checks, attempted, counted_elsewhere, generates
 from .relation import Relation, micro_batches, not_checked
 from .replay import Call, Kept, Replay, Step
 
@@ -271,6 +274,8 @@ class Rehearsal:
         whole, merges = type(self._where) is sharding.Whole, bool(getattr(trainer.args, "use_vllm", False))
         found = self._perhaps(adapters.NAME, lambda: adapters.relation(inner, sharded=not whole, merges=merges))
         found += self._perhaps(frequencies.NAME, lambda: frequencies.relation(inner))
+        inputs, by = [step.inputs for step in self._steps], generates(trainer)
+        found += self._perhaps(rows.NAME, lambda: rows.relation(trainer, inputs, by))
         if schedule is None or known is None:
             return found
         return self._perhaps(rates.NAME, lambda: rates.relation(trainer.optimizer, schedule, known, most)) + found
@@ -328,7 +333,11 @@ class Rehearsal:
         found.append(made if isinstance(made, Relation) else not_checked(slope.NAME, made.problem))
         found += [checks.one_by_one(first), checks.swapped(self._steps[0], first), checks.neighbors(first)]
         found.append(checks.by_formula(first))
+        found += [checks.initial(first)] if reference.applies(trainer, first.inputs) else []
+        found += [checks.reference_passes(first)] if reference.has_passes(trainer) else []
         found += [checks.by_plain_loss(first)] if fused.used(trainer) else []
+        found += [checks.without_checkpointing(first)] if switches.checkpoints(self._inner) else []
+        found += [checks.as_written(first)] if switches.compiles(self._inner) else []
         planned = ranks.gathered(ranks.Mine(used=torch.tensor(evaluation.planned(trainer))))
         return [*found, checks.evaluated(first)] if all(each.used for each in planned) else found
 

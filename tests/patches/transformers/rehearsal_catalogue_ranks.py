@@ -322,6 +322,50 @@ def _answered_by_tools(trainer: Any, mask: Callable[[torch.Tensor], torch.Tensor
     trainer._generate_and_score_completions = with_a_tool_s
 
 
+def dpo_of_opt(use: Use) -> None:
+    """DPO of a policy that is its reference, with the dropout of OPT's functions."""
+    import copy
+
+    from datasets import Dataset
+    from trl import DPOConfig, DPOTrainer
+
+    from rlhf_patches.patches.trl.proofs import functional_dropout_ranks as dropout
+    from rlhf_patches.patches.trl.proofs import small
+
+    torch.manual_seed(0)
+    policy = dropout.opt()
+    use(
+        DPOTrainer(
+            policy,
+            copy.deepcopy(policy),
+            args=DPOConfig(**{**small.STEPS, "output_dir": states.folder(), "per_device_train_batch_size": 2}),
+            train_dataset=Dataset.from_list(dropout.ROWS),
+            processing_class=small.tokenizer(),
+        )
+    )
+
+
+def after_another_run(use: Use) -> None:
+    """DPO with precomputed log-probabilities, after a run with another ``max_length``."""
+    from datasets import load_from_disk
+    from trl import DPOConfig, DPOTrainer
+
+    from rlhf_patches.patches.trl.proofs import precompute_cache_ranks as cache
+    from rlhf_patches.patches.trl.proofs import small
+
+    folder = Path(states.folder())
+    cache.pairs().save_to_disk(str(folder / "data"))
+    settings = {**small.STEPS, **cache.END, "output_dir": str(folder / "out"), "per_device_train_batch_size": 2}
+    for length in (8, 12):
+        trainer = DPOTrainer(
+            small.model(),
+            args=DPOConfig(**settings, precompute_ref_log_probs=True, max_length=length),
+            train_dataset=load_from_disk(str(folder / "data")),
+            processing_class=small.tokenizer(),
+        )
+    use(trainer)
+
+
 SMOOTHED = {"label_smoothing": 0.2}
 DPO_WITH_LIGER = ("sigmoid", "hinge", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop")
 GRPO_WITH_LIGER = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo")
@@ -368,6 +412,12 @@ CASES: dict[str, Callable[[Use], None]] = {
     "mixed precision": mixed_precision,
     "a frozen half": with_a_frozen_half,
     "a chat": of_the_hunt("trl/dpo-chat"),
+    "DPO of OPT": dpo_of_opt,
+    "after another run": after_another_run,
+    "RLOO with dropout": of_the_hunt("trl/rloo", dropout=0.1),
+    "GRPO with dropout": of_the_hunt("trl/grpo", dropout=0.1, steps_per_generation=4, accumulation=2),
+    "mixture, reentrant": of_the_hunt("transformers/mixtral", checkpointing="reentrant"),
+    "Gemma 4, reentrant": of_the_hunt("transformers/gemma4", checkpointing="reentrant"),
 }
 
 

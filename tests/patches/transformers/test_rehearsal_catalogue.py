@@ -18,6 +18,7 @@ WORKER = runs.__name__
 FORMULA, EVALUATION, FUSED = "reference loss", "evaluation loss", "fused loss"
 WINDOW, TRAINED, ADAPTERS = "micro-batch weights", "trainable parameters", "adapters"
 DOCUMENTS, RATES = "per-document gradients", "learning rates"
+LOSS, RATIO, CHECKPOINTING = "initial loss", "initial ratio", "gradient checkpointing"
 
 
 def folders(*releases: str) -> str:
@@ -64,6 +65,9 @@ CASES = (
     Case("peft-lora-merge-drift", "merged", "each merge and its reverse change", ADAPTERS, "peft-0.18"),
     Case("transformers-eval-loss", "evaluated", "evaluation reports 4.66", EVALUATION, ranks=2),
     Case("trl-dpo-liger-settings", "DPO with Liger, robust", "is not the plain loss", FUSED, levels=PREFERENCES),
+    Case("trl-functional-dropout", "DPO of OPT", "so that it must be 0.693147", LOSS),
+    Case("trl-dropout-ratio", "RLOO with dropout", "as before an update, it is 0.5", RATIO),
+    Case("transformers-shared-kv-gradient", "Gemma 4, reentrant", "is not that without checkpointing", CHECKPOINTING),
 )
 MORE = (
     Case("trl-grpo-truncated-count", "truncated", "0.759 x the mean over the generation's tokens", release="trl-1.5"),
@@ -95,6 +99,9 @@ MORE = (
         verdict="note",
     ),
     Case("trl-kto-liger-reference", "KTO with Liger", "is not the plain loss", FUSED, levels=PREFERENCES),
+    Case("trl-precompute-cache", "after another run", "from before the run are not the policy's", LOSS),
+    Case("trl-dropout-ratio", "GRPO with dropout", "as before an update, it is", RATIO),
+    Case("transformers-router-loss-reentrant", "mixture, reentrant", "is not that without", CHECKPOINTING),
     Case("trl-sft-first-label", "flattened", "another document affects a document", DOCUMENTS, levels=FLATTENED),
 )
 
