@@ -122,7 +122,7 @@ else:
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.001 + chance.random() * 0.15)
         {toy_slime.IMPORT}
-        signal.pause()
+        time.sleep(1)
     except Preempted:
         pass
     look()
@@ -140,9 +140,16 @@ def imports(world: World, number: int) -> Iterator[Counted]:
     for kind, looks in EXPECTED.items():
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             ended = [*pool.map(run, [(kind, seed) for seed in range(number // len(EXPECTED))])]
+        # Python itself ignores what a handler raises within a weak reference's callback, and the run goes on.
+        ignored = [each for each in ended if kind == "exits" and each.errors.startswith("Exception ignored ")]
         wanted = (3 if kind == "exits" else 0, "applied\n" * looks)
+
+        def is_right(each: Ended, ignored: list[Ended] = ignored, wanted: tuple[int, str] = wanted) -> bool:
+            return each[:2] == ((0, "applied\n") if each in ignored else wanted)
+
         found = sum(each.said.count("applied") for each in ended)
-        yield count(f"first import, {kind}", ended, lambda each: (each.status, each.said) == wanted, f"{found} looks")  # noqa: B023
+        notes = f"{found} looks" + (f", {len(ignored)} signals that Python ignored" if ignored else "")
+        yield count(f"first import, {kind}", ended, is_right, notes)
 
 
 # ------------------------------------------------------------------------------------------ ranks at once

@@ -17,6 +17,8 @@ from ..guards.edits import Unrecognized
 from ..import_system import no_signal
 
 _MOST_LAYERS = 64
+# From Python 3.14 on, free-threaded Python stops all threads while it swaps a function's code.
+_THREADS_STOP = sys.version_info >= (3, 14)
 
 
 class Located(NamedTuple):
@@ -181,8 +183,10 @@ def check_swap(function: FunctionType, code: CodeType) -> None:
     """Check that ``code`` can replace the function's code.
 
     Raises:
-        Unrecognized: it cannot (`rewriting.check_swap`).
+        Unrecognized: it cannot (`rewriting.check_swap`), or threads may call the function during the swap.
     """
+    if not _THREADS_STOP and not getattr(sys, "_is_gil_enabled", lambda: True)():
+        raise Unrecognized("free-threaded Python before 3.14 cannot change a function safely; PYTHON_GIL=1 permits it")
     rewriting.check_swap(function.__code__, code, function.__qualname__)
 
 
