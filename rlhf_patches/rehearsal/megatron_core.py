@@ -185,7 +185,7 @@ class MegatronRehearsal:
         every = _gathered(([each.after for each in held], rate))
         later = gathers_later and self._goes_on
         relations = relate(every, norm, skipped, later) if every is not None else None
-        return _told(relations)
+        return _everywhere(relations)
 
 
 def _relations(
@@ -330,13 +330,13 @@ def _any(mine: bool) -> bool:
     return any(of_ranks)
 
 
-def _told(relations: Any) -> list[Relation]:
+def _everywhere(relations: Any) -> list[Relation]:
     """What rank 0 found, on every rank."""
     if not distributed.is_initialized() or distributed.get_world_size() == 1:
         return list(relations)
-    told = [relations]
-    distributed.broadcast_object_list(told)
-    return list(told[0])
+    found = [relations]
+    distributed.broadcast_object_list(found)
+    return list(found[0])
 
 
 def wrapped(begin: Callable[[], MegatronRehearsal | None], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -119,7 +119,7 @@ def test_what_is_not_known_is_refused(run):
 @pytest.mark.parametrize(
     ("cases", "ranks"),
     [
-        (("DP, distributed", "DP, aux, masked"), 2),
+        (("EP, seq_aux, distributed",), 2),
         pytest.param(tuple(TWO), 2, marks=exhaustive),
         pytest.param(tuple(FOUR), 4, marks=exhaustive),
     ],
