@@ -256,9 +256,10 @@ def test_a_run_after_a_rehearsal_is_the_run_without_it(run_ranks, names):
 
 
 @pytest.mark.exhaustive
-def test_a_run_with_adapters_and_evaluations_goes_on_as_without_it(run_ranks):
+@pytest.mark.parametrize("variant", ["evaluated, LoRA", "checkpointing", "reentrant"])
+def test_a_run_in_other_ways_goes_on_as_without_it(run_ranks, variant):
     names = ("transformers/llama", "trl/sft", "trl/dpo", "trl/kto", "trl/reward")
-    (found,) = run_ranks(WORKER, "go-on", *names, "--variant", "evaluated, LoRA", levels=TRL, ranks=1)
+    (found,) = run_ranks(WORKER, "go-on", *names, "--variant", variant, levels=TRL, ranks=1)
     for name in names:
         by_itself, going_on, begun_again = found[name]
         assert going_on == by_itself, name
