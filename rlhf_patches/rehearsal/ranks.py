@@ -59,13 +59,21 @@ class Mine:
         return replace(self, own=self.own[place : place + 1], evenly=evenly, counts=counts, generations=None)
 
 
+def number() -> int:
+    """Return the number of ranks; 1 without torch.distributed."""
+    from torch import distributed
+
+    initialized = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if initialized else 1
+
+
 def gathered(mine: Mine) -> list[Mine]:
     """Gather the measurements of all ranks, in rank order. Every rank must call it."""
     from torch import distributed
 
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+    if number() == 1:
         return [mine]
-    of_ranks: list[Mine | None] = [None] * distributed.get_world_size()
+    of_ranks: list[Mine | None] = [None] * number()
     distributed.all_gather_object(of_ranks, mine)
     return [each for each in of_ranks if each is not None]
 

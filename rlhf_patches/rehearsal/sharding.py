@@ -158,7 +158,7 @@ class FullyShard(Whole):
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
-        self._modules = [each for each in model.modules() if _is_fully_sharded(each)]
+        self._modules = [each for each in model.modules() if is_fully_sharded(each)]
 
     def coarse(self) -> str:
         return "weights are sharded (FSDP2)"
@@ -317,7 +317,8 @@ def _groups(state: Any) -> Sequence[Any]:
     return [each for each in (state._fsdp_param_group,) if each is not None]
 
 
-def _is_fully_sharded(module: Any) -> bool:
+def is_fully_sharded(module: Any) -> bool:
+    """Whether a module is one of FSDP2's."""
     return hasattr(module, "set_requires_gradient_sync") and hasattr(module, "_get_fsdp_state")
 
 

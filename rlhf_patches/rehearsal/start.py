@@ -1,14 +1,15 @@
-"""Starts a rehearsal: of a given ``transformers.Trainer``, of what trains first, or of verl's engines."""
+"""Starts a rehearsal: of a given ``transformers.Trainer``, of what trains first, or of a framework's engines."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import functools
+import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +24,23 @@ if TYPE_CHECKING:
     from .loop import LoopRehearsal
 
 _MODULE = "transformers.trainer"
-_ENGINES = "verl.workers.engine.base"
+_OPENRLHF = "openrlhf_trainer:TrainerRehearsal"
+_ENGINES = {
+    "verl.workers.engine.base": ("verl_engine:EngineRehearsal", (("BaseEngine", "train_batch"),)),
+    "openrlhf.trainer.ray.ppo_actor": (_OPENRLHF, (("ActorPPOTrainer", "ppo_train"),)),
+    "openrlhf.trainer.ray.ppo_critic": (_OPENRLHF, (("CriticPPOTrainer", "ppo_train"),)),
+    "skyrl.backends.skyrl_train.workers.worker": (
+        "skyrl_worker:WorkerRehearsal",
+        (("PolicyWorkerBase", "forward_backward"), ("CriticWorkerBase", "forward_backward")),
+    ),
+}
+"""By module: the adapter, and the methods that train on a mini-batch."""
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 _LOOPS = "torch"
 _began = False
 _loop: LoopRehearsal | None = None
 _rehearsed: set[str] = set()
-"""verl's engine classes whose first mini-batch was checked."""
+"""The classes of engines whose first mini-batch was checked."""
 
 
 def rehearse(trainer: Any) -> list[Relation]:
@@ -71,9 +82,9 @@ def rehearse(trainer: Any) -> list[Relation]:
 
 
 def arm() -> None:
-    """Rehearse what trains first in this process (RLHF_PATCHES_REHEARSE): a Trainer, verl's engines, or a loop."""
-    wraps = {_MODULE: _wrap, _ENGINES: _wrap_engines, _SCHEDULES: _wrap_schedules, _LOOPS: _wrap_loops}
-    for name, wrap in wraps.items():
+    """Rehearse what trains first in this process (RLHF_PATCHES_REHEARSE): a Trainer, an engine, or a loop."""
+    engines = ((each, _wrap_engines) for each in _ENGINES)
+    for name, wrap in ((_MODULE, _wrap), *engines, (_SCHEDULES, _wrap_schedules), (_LOOPS, _wrap_loops)):
         module = sys.modules.get(name)
         if module is not None and import_hooks.is_ready(module):
             wrap(name, module)
@@ -118,30 +129,36 @@ def _wrap(name: str, module: ModuleType) -> None:
 
 
 def _wrap_engines(name: str, module: ModuleType) -> None:
-    """Check the first mini-batch of each of verl's engines before the engine trains on it."""
-    original = module.BaseEngine.train_batch
-    if hasattr(original, "_rehearses"):
-        return
+    """Check the first mini-batch of each engine, trainer or worker before it trains on it."""
+    adapter, methods = _ENGINES[name]
+    for owner, method in methods:
+        kind = getattr(module, owner, None)
+        if method in vars(kind or type) and not hasattr(getattr(kind, method), "_rehearses"):
+            setattr(kind, method, _rehearsing(getattr(kind, method), adapter))
+
+
+def _rehearsing(original: Callable[..., Any], adapter: str) -> Callable[..., Any]:
+    """Return the method, with a rehearsal of the first mini-batch of each class before it."""
 
     @functools.wraps(original)
-    def train_batch(self: Any, data: Any, loss_function: Any) -> Any:
+    def train(self: Any, *given: Any, **named: Any) -> Any:
         if type(self).__name__ in _rehearsed:
-            return original(self, data, loss_function)
+            return original(self, *given, **named)
         _rehearsed.add(type(self).__name__)
         _leave_loops()
         from .trainer import Ended
-        from .verl_engine import EngineRehearsal
 
-        rehearsal = EngineRehearsal(self, data, loss_function)
+        module, _, kind = adapter.partition(":")
+        rehearsal = getattr(importlib.import_module(f"{__package__}.{module}"), kind)(self, *given, **named)
         relations, size = rehearsal.relations(), rehearsal.size
         status = _publish(rehearsal.name, size, relations, None, ranks.place().rank in (None, "0"))
         # A critic's mini-batch comes before the actor's, with which the rehearsal ends.
         if "go-on" not in settings.rehearse() and not rehearsal.of_a_critic:
             raise Ended(status)
-        return original(self, data, loss_function)
+        return original(self, *given, **named)
 
-    train_batch._rehearses = True  # type: ignore[attr-defined]
-    module.BaseEngine.train_batch = train_batch
+    train._rehearses = True  # type: ignore[attr-defined]
+    return train
 
 
 def _wrap_schedules(name: str, module: ModuleType) -> None:

@@ -17,15 +17,11 @@ import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor
 
-from . import frequencies, parameters, ranks, states, window
-from .relation import Relation, Verdict, micro_batches, not_checked
+from . import frequencies, mini_batch, parameters, ranks, states, window
+from .mini_batch import SIZES
+from .relation import Relation, micro_batches, not_checked
 from .sketches import sketch
 
-SIZES = "micro-batch size"
-RATIO = "old log-probabilities"
-_RANDOM = 0.05
-"""A gradient that differs by more from another random state is random; rounding in bfloat16 is 4e-03."""
-_FINE = 1e-4
 _SELECTING = ("clip_cov", "kl_cov")
 """verl's losses that treat some tokens of each micro-batch differently, by definition."""
 _FSDP = "verl.workers.engine.fsdp."
@@ -53,7 +49,8 @@ class EngineRehearsal:
         self._named = {name: each for name, each in self._engine.module.named_parameters() if each.requires_grad}
         without = [each for each in self._named.values() if each.grad is None]
         try:
-            found = [self._of_sizes(before), self._of_ratios(), self._trained()]
+            found = [self._of_sizes(before), mini_batch.of_ratios(self._ratios)]
+            found.append(mini_batch.of_trained(self._named, self._norms))
             found.append(parameters.optimizers(self._engine.optimizer, self._named))
             found.append(frequencies.relation(self._engine.module))
             return [each for each in found if each is not None]
@@ -87,30 +84,15 @@ class EngineRehearsal:
     def _of_sizes(self, random: states.Random) -> Relation:
         """The gradient as the run computes it must be the gradient in micro-batches of another size."""
         used = self._gradient(self._noting)
-        self._norms = self._squares()
+        self._norms = mini_batch.squares(self._gradients())
         if not (rows := self._other_size()):
             return not_checked(SIZES, "each rank's mini-batch has one row, or cannot be divided otherwise")
         random.another().put_back()
         again = self._gradient(self._scaled) / window.SCALE
         random.put_back()
         other = self._gradient(self._loss, use_dynamic_bsz=False, micro_batch_size_per_gpu=rows)
-        of_ranks = ranks.gathered(ranks.Mine(used, torch.stack([again, other])))
-        whole = torch.cat([each.used for each in of_ranks])
-        repeated, cut = torch.cat([each.own for each in of_ranks], 1)
-        noise = float((repeated - whole).norm()) / (float(whole.norm()) or 1.0)
-        if noise > _RANDOM:
-            return not_checked(SIZES, f"the gradient is random (relative difference {noise:.2g}): dropout?")
-        law = f"the gradient in micro-batches of {rows} row{'s' * (rows > 1)}"
-        result = window.judge(whole, cut[None], {law: [1.0]}, noise)
-        if result.law:
-            return Relation(SIZES, Verdict.HOLDS, "1.000", f"{law} ({result.deviation:.0e}, noise {noise:.0e})")
-        measured = f"{result.weights[0]:.3f}"
-        if (mode := self._loss_mode()) in _SELECTING:
-            return Relation(SIZES, Verdict.NOTE, measured, f"{mode} selects tokens within each micro-batch")
-        if result.factor is not None:
-            return Relation(SIZES, Verdict.DEVIATES, measured, f"{result.factor:.3f} x {law}")
-        text = f"{result.residual:.2g} of the gradient is not {law} (noise {noise:.0e})"
-        return Relation(SIZES, Verdict.DEVIATES, measured, text)
+        selects = mode if (mode := self._loss_mode()) in _SELECTING else ""
+        return mini_batch.of_sizes((used, again, other), rows, sharded=True, selects=selects)[0]
 
     def _loss_mode(self) -> str:
         """The actor's ``policy_loss.loss_mode``; empty for another loss."""
@@ -128,32 +110,6 @@ class EngineRehearsal:
                 return rows
         return 0
 
-    def _of_ratios(self) -> Relation | None:
-        """Before the first update, the engine's log-probabilities are those that the loss calls old."""
-        of_ranks = ranks.gathered(
-            ranks.Mine(used=torch.stack(self._ratios).amax(0) if self._ratios else torch.zeros(0))
-        )
-        largest = max((float(each.used[0]) for each in of_ranks if len(each.used)), default=None)
-        if largest is None:
-            return None
-        measured = f"{largest:.1g}"
-        if largest <= _FINE:
-            return Relation(RATIO, Verdict.HOLDS, measured, "every token's ratio is 1 before the first update")
-        text = "largest difference of a token from the engine's own log-probability; causes: rounding in half"
-        text += " precision, rollout log-probabilities (bypass mode), or another temperature or mask"
-        return Relation(RATIO, Verdict.NOTE, measured, text)
-
-    def _trained(self) -> Relation:
-        """Parameters that require a gradient and got zeros or none, over all ranks."""
-        of_ranks = ranks.gathered(ranks.Mine(used=self._norms))
-        total = torch.stack([each.used for each in of_ranks]).sum(0).tolist()
-        zero = [name for name, each in zip(self._named, total, strict=True) if each == 0]
-        counts = f"{len(self._named)} trained"
-        if not zero:
-            return Relation(parameters.TRAINED, Verdict.HOLDS, counts)
-        text = f"{len(zero)} got a zero gradient or none: {parameters.shown(zero)}"
-        return Relation(parameters.TRAINED, Verdict.NOTE, counts, text)
-
     # -- calls of the engine
 
     def _gradient(self, loss_function: Callable[..., Any], **settings: Any) -> torch.Tensor:
@@ -168,11 +124,6 @@ class EngineRehearsal:
         """This rank's part of each parameter's gradient."""
         return [None if each.grad is None else _local(each.grad) for each in self._named.values()]
 
-    def _squares(self) -> torch.Tensor:
-        """Each parameter's sum of squares on this rank."""
-        sums = [0.0 if each is None else float(each.double().pow(2).sum()) for each in self._gradients()]
-        return torch.tensor(sums, dtype=torch.float64)
-
     def _noting(self, *given: Any, **named: Any) -> Any:
         """The engine's loss; counts micro-batches, and compares log-probabilities."""
         self._cut += 1
@@ -182,7 +133,7 @@ class EngineRehearsal:
             padded = data.select("response_mask", "old_log_probs").to_padded_tensor()
             apart = (now - padded["old_log_probs"].double()).abs()[padded["response_mask"].bool()]
             if apart.numel():
-                self._ratios.append(apart.max().reshape(1).cpu())
+                self._ratios.append(apart.max().cpu())
         return self._loss(*given, **named)
 
     def _scaled(self, *given: Any, **named: Any) -> Any:

@@ -40,7 +40,10 @@ GIT_ONLY: dict[str, str] = {"megatron.training": "0", "megatron.legacy": "0"}
 
 #: What some releases import at the top of their modules: CUDA kernels, a client of reward servers, and vLLM, of which
 #: ms-swift uses more (vllm_for_swift.py).
-ON_REQUEST: dict[str, str] = {"flash_attn": "2.7.4", "aiohttp": "3.14.0", "vllm": "0.11.0"}
+ON_REQUEST: dict[str, str] = {
+    **{"flash_attn": "2.7.4", "aiohttp": "3.14.0", "vllm": "0.11.0"},
+    "torchdata": "0.11.0",  # OpenRLHF's data loader of rows
+}
 
 #: The engine that samples, and what its processes speak through: the names that verl's side of them imports.
 ENGINES: dict[str, str] = {"vllm": "0.19.0", "zmq": "27.0.0"}

@@ -406,6 +406,16 @@ def openrlhf() -> None:
     importlib.import_module("openrlhf.models.loss")
 
 
+def openrlhf_trainers() -> None:
+    """On OpenRLHF's models, its trainers of the actor and the critic, for text."""
+    absent_packages.install(("torchdata", "vllm"))
+    images = "openrlhf.utils.vlm_utils"  # imports PIL
+    sys.modules[images] = ModuleType(images)
+    sys.modules[images].merge_mm_train_inputs = None  # type: ignore[attr-defined]
+    for name in ("actor", "critic"):
+        importlib.import_module(f"openrlhf.trainer.ray.ppo_{name}")
+
+
 def peft() -> None:
     """PEFT."""
     importlib.import_module("peft")

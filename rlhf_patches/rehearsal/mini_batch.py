@@ -1,0 +1,179 @@
+"""Relations of a mini-batch whose gradient a framework's own code can compute again: verl's, OpenRLHF's, SkyRL's."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from . import parameters, ranks, window
+from .relation import Relation, Verdict, not_checked
+
+SIZES = "micro-batch size"
+RATIO = "old log-probabilities"
+MASKED = "masked tokens"
+KL = "KL loss"
+_RANDOM = 0.05
+"""A gradient that differs by more from another random state is random; rounding in bfloat16 is 4e-03."""
+_FINE = 1e-4
+
+
+def of_sizes(
+    mine: Sequence[torch.Tensor], rows: int, *, sharded: bool, selects: str = "", half: bool = False
+) -> tuple[Relation, float]:
+    """Compare a mini-batch's gradient in the run's micro-batches with the one in micro-batches of other sizes.
+
+    Args:
+        mine: this rank's gradient in the run's micro-batches, the same with another rounding and another random
+            state, and the one in other micro-batches; sketches.
+        rows: the rows of the other micro-batches.
+        sharded: each rank has a part of the gradient, not its own gradient, of which the run takes the mean.
+        selects: a loss that treats some tokens of each micro-batch differently, by definition.
+        half: whether the weights are in float16, where a loss may be scaled beyond what is finite.
+
+    Returns:
+        the relation, and the noise.
+    """
+    whole, repeated, cut = together(mine, sharded)
+    if not bool(whole.isfinite().all()):
+        if half:
+            return not_checked(SIZES, "the gradient is not finite (float16)"), 0.0
+        alone = "" if bool(cut.isfinite().all()) else ", nor is it in micro-batches of another size"
+        return Relation(SIZES, Verdict.DEVIATES, "nan", f"the gradient is not finite{alone}"), 0.0
+    noise = float((repeated - whole).norm()) / (float(whole.norm()) or 1.0)
+    if noise > _RANDOM:
+        return not_checked(SIZES, f"the gradient is random (relative difference {noise:.2g}): dropout?"), noise
+    law = f"the gradient in micro-batches of {rows} row{'s' * (rows > 1)}"
+    result = window.judge(whole, cut[None], {law: [1.0]}, noise)
+    if result.law:
+        text = f"{law} ({result.deviation:.0e}, noise {noise:.0e})"
+        return Relation(SIZES, Verdict.HOLDS, "1.000", text), noise
+    measured = f"{result.weights[0]:.3f}"
+    if selects:
+        return Relation(SIZES, Verdict.NOTE, measured, f"{selects} selects tokens within each micro-batch"), noise
+    if result.factor is not None:
+        return Relation(SIZES, Verdict.DEVIATES, measured, f"{result.factor:.3f} x {law}"), noise
+    text = f"{result.residual:.2g} of the gradient is not {law} (noise {noise:.0e})"
+    return Relation(SIZES, Verdict.DEVIATES, measured, text), noise
+
+
+def together(mine: Sequence[torch.Tensor], sharded: bool) -> list[torch.Tensor]:
+    """Return gradients over all ranks, each of which must call it."""
+    of_ranks = ranks.gathered(ranks.Mine(own=torch.stack([*mine])))
+    own = [each.own for each in of_ranks]
+    return [*(torch.cat(own, 1) if sharded else torch.stack(own).mean(0))]
+
+
+def of_ratios(apart: Iterable[torch.Tensor]) -> Relation | None:
+    """Before the first update, the policy's log-probabilities are those that the loss calls old.
+
+    Args:
+        apart: the largest difference of a counted token in each micro-batch of this rank.
+    """
+    largest = over_ranks([float(each) for each in apart])
+    if largest is None:
+        return None
+    measured = f"{largest:.1g}"
+    if largest <= _FINE:
+        return Relation(RATIO, Verdict.HOLDS, measured, "every token's ratio is 1 before the first update")
+    text = "largest difference of a token from the engine's own log-probability; causes: rounding in half"
+    text += " precision, rollout log-probabilities (bypass mode), or another temperature or mask"
+    return Relation(RATIO, Verdict.NOTE, measured, text)
+
+
+def over_ranks(mine: Sequence[float]) -> float | None:
+    """Return the largest number of all ranks; None if no rank has one."""
+    of_ranks = ranks.gathered(ranks.Mine(used=torch.tensor([*mine], dtype=torch.float64)))
+    return max((float(each.used.max()) for each in of_ranks if len(each.used)), default=None)
+
+
+def of_masked(used: torch.Tensor, filled: torch.Tensor, noise: float) -> Relation:
+    """Zeros in masked tokens must not change the gradient.
+
+    Args:
+        used: the mini-batch's gradient over all ranks.
+        filled: the same with zeros in place of what masked tokens hold.
+        noise: the relative rounding error.
+    """
+    if not bool(filled.isfinite().all()):
+        return not_checked(MASKED, "the gradient is not finite with zeros in masked tokens either")
+    if not bool(used.isfinite().all()):
+        text = "the gradient is not finite because of what masked tokens hold: it is finite with zeros there"
+        return Relation(MASKED, Verdict.DEVIATES, "nan", text)
+    apart = float((used - filled).norm()) / (float(filled.norm()) or 1.0)
+    holds = apart <= window.limit(noise)
+    text = "" if holds else "relative change of the gradient by zeros in place of what masked tokens hold"
+    return Relation(MASKED, Verdict.HOLDS if holds else Verdict.DEVIATES, f"{apart:.0e}", text)
+
+
+def of_divergence(with_it: torch.Tensor, without: torch.Tensor, noise: float) -> Relation:
+    """The term of the KL in the loss must have a gradient where the reference differs from the policy.
+
+    Args:
+        with_it: the gradient over all ranks with coefficient 1, to a reference that differs.
+        without: the same with coefficient 0.
+        noise: the relative rounding error.
+    """
+    if not bool(with_it.isfinite().all() and without.isfinite().all()):
+        return not_checked(KL, "the gradient is not finite")
+    share = float((with_it - without).norm()) / (float(without.norm()) or 1.0)
+    if share > window.limit(noise):
+        return Relation(KL, Verdict.HOLDS, f"{share:.1g}", "the size of its gradient, with coefficient 1")
+    text = "the KL loss has no gradient: coefficients 0 and 1 give the same one"
+    return Relation(KL, Verdict.DEVIATES, "0", text)
+
+
+def of_trained(named: Mapping[str, torch.nn.Parameter], squares: torch.Tensor) -> Relation:
+    """Parameters that require a gradient and got zeros or none, over all ranks.
+
+    Args:
+        named: those of the model that require a gradient.
+        squares: each one's sum of squares on this rank.
+    """
+    of_ranks = ranks.gathered(ranks.Mine(used=squares))
+    total = torch.stack([each.used for each in of_ranks]).sum(0).tolist()
+    zero = [name for name, each in zip(named, total, strict=True) if each == 0]
+    counts = f"{len(named)} trained"
+    if not zero:
+        return Relation(parameters.TRAINED, Verdict.HOLDS, counts)
+    text = f"{len(zero)} got a zero gradient or none: {parameters.shown(zero)}"
+    return Relation(parameters.TRAINED, Verdict.NOTE, counts, text)
+
+
+def squares(gradients: Iterable[torch.Tensor | None]) -> torch.Tensor:
+    """Return each gradient's sum of squares."""
+    sums = [0.0 if each is None else float(each.double().pow(2).sum()) for each in gradients]
+    return torch.tensor(sums, dtype=torch.float64)
+
+
+def noting(loss: Callable[..., Any], apart: list[torch.Tensor], mask_name: str) -> Callable[..., Any]:
+    """Return a policy loss that notes how far its first two arguments are apart: log-probabilities, new and old.
+
+    Args:
+        loss: the framework's.
+        apart: gets the largest difference of each call.
+        mask_name: the loss's argument that has the mask.
+    """
+
+    @functools.wraps(loss.forward if isinstance(loss, torch.nn.Module) else loss)
+    def noted(*given: Any, **named: Any) -> Any:
+        mask = named.get(mask_name)
+        if len(given) > 1 and mask is not None and given[1] is not None:
+            counted = (given[0].detach().double() - given[1].double()).abs()[mask.bool()]
+            if counted.numel():
+                apart.append(counted.max().cpu())
+        return loss(*given, **named)
+
+    return noted
+
+
+def is_of(owner: type, method: str, package: str) -> bool:
+    """Whether a class and its method are a framework's, not a user's."""
+    found = inspect.getattr_static(owner, method, None)
+    if hasattr(found, "_rehearses"):
+        found = found.__wrapped__
+    where = getattr(found, "__globals__", {}).get("__name__", "")
+    return all(each.partition(".")[0] == package for each in (owner.__module__, where))
