@@ -51,7 +51,7 @@ def verdicts(reports, name, state="without"):
         ),
     ],
 )
-def test_right_configurations_hold(run, cases, ranks, release):
+def test_right_configurations_of_megatron_hold(run, cases, ranks, release):
     """53 configurations, each on two releases."""
     reports = run(*cases, ranks=ranks, release=release)
     for name in cases:
@@ -125,7 +125,7 @@ def test_what_is_not_known_is_refused(run):
     ],
     ids=["some", "two ranks", "four ranks"],
 )
-def test_a_run_goes_on_as_if_it_had_not_been_rehearsed(run, cases, ranks):
+def test_megatron_goes_on_as_if_it_had_not_been_rehearsed(run, cases, ranks):
     """Norms and weights of three steps, and the next random number, bit for bit."""
     for rank, report in enumerate(run("--go-on", *cases, ranks=ranks)):
         for name in cases:
@@ -184,7 +184,7 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("patch", "release", "cases"), KNOWN)
-def test_a_known_bug_deviates_without_its_patch_and_holds_with_it(run, patch, release, cases):
+def test_a_known_bug_of_megatron_deviates_without_its_patch(run, patch, release, cases):
     reports = run("--patch", patch, *cases, release=release)
     assert all(report["status"] == "applied" for report in reports)
     for name, wanted in cases.items():
