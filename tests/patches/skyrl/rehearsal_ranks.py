@@ -114,7 +114,6 @@ def make_worker(kind: str, micro: int, tokens: int, dropout: float, settings: Si
     """What `forward_backward` and `optim_step` read of a worker."""
     from skyrl.backends.skyrl_train.utils import ppo_utils
 
-    skyrl_on_cpu.megatron_worker()
     workers = importlib.import_module("skyrl.backends.skyrl_train.workers.worker")
     released = getattr(workers, f"{kind}WorkerBase")
     worker = released.__new__(released)
@@ -273,6 +272,7 @@ OTHERS: dict[str, Case] = {
     "before the first update": RIGHT["regular, before the first update"],
     "kl": functools.partial(made, loss_reduction="sequence_mean", **KL_LOSS),
     "outputs": functools.partial(made, tokens=26, loss="cross_entropy"),
+    "entropy": functools.partial(made, use_entropy_loss=True, entropy_loss_coef=0.01),
     "critic": RIGHT["critic, micro 2"],
     "dropout": functools.partial(made, dropout=0.3),
     "own worker": own_worker,
@@ -328,6 +328,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.distributed.init_process_group("gloo")
     old = skyrl_on_cpu.install().startswith("0.1")
+    names = f"{skyrl_on_cpu.modules.TRAIN}.utils.io.io"
+    sys.modules[names] = skyrl_on_cpu.modules.Names(names)  # 0.4.0's profiler imports it
+    skyrl_on_cpu.worker_dispatch()
     cases = RIGHT if options.right else {**OTHERS, **({"step-wise": step_wise} if old else {})}
     found: dict[str, Any] = {}
     if not options.right:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.forkserver import SKYRL_WORKERS, skyrl
+from tests.harness.forkserver import skyrl
 from tests.patches.skyrl import rehearsal_ranks
 
 SIZES, MASKED, RATIO, KL = "micro-batch size", "masked tokens", "old log-probabilities", "KL loss"
@@ -24,7 +24,7 @@ BUGS = {
 
 def run(run_ranks, release, ranks, *arguments):
     more = ("0.3",) if release == "0.4" else ()
-    levels = (*skyrl(release, *more), SKYRL_WORKERS)
+    levels = skyrl(release, *more)
     reports = run_ranks(rehearsal_ranks.__name__, *arguments, levels=levels, ranks=ranks, TORCHDYNAMO_DISABLE="1")
     assert len(reports) == ranks
     assert reports[0]["applied"] == APPLIED[release]
@@ -62,6 +62,9 @@ class TestRehearsals:
         assert verdict == ("deviates" if release == "0.1" else "holds"), text
         verdict, measured, _ = of(reports, "outputs", "with")[SIZES]
         assert (verdict, measured) == (("deviates", "2.000") if release == "0.1" else ("holds", "1.000"))
+
+    def test_the_entropy_of_each_micro_batch_deviates(self, reports):
+        assert of(reports, "entropy", "with")[SIZES][0] == "deviates"
 
     def test_ratios_are_one_before_the_first_update_only(self, reports):
         assert of(reports, "before the first update", "with")[RATIO][0] == "holds"
