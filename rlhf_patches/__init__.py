@@ -1,4 +1,4 @@
-"""Repairs known bugs of RLHF training stacks at run time, in place, only if the code is recognized.
+"""Repairs known bugs of RLHF training frameworks at run time, in place, only if the code is recognized.
 
     import rlhf_patches; rlhf_patches.apply()
 

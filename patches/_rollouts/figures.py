@@ -19,9 +19,9 @@ DROPOUT = f"""\
 If dropout is active when the trainer computes log-probabilities, they differ without an error. With GPT-2's own dropout
 they differ by 0.32 nats. With LoRA's the difference grows, because adapters add 0 when training begins. The warning
 names the dropout first. With LoRA's dropout only the limit applies. With the model's own, a value counts if it is above
-both the limit and {_TIMES_USUAL:g} times the median of the run's first ten, so an error in all of these is not
-detected. A limit that you set applies alone. A model without dropout, or with `disable_dropout`, is checked from its
-first batch."""
+both the limit and {_TIMES_USUAL:g} times the median of the run's first ten, so an error that these ten have, too, is
+not detected. A limit that you set applies alone. A model without dropout, or with `disable_dropout`, is checked from
+its first batch."""
 
 LENGTHS = """\
 `short-completions`: the share of completions with one token. The watch warns above 0.99, if at least one of these

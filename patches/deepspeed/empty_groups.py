@@ -207,11 +207,11 @@ with and without the patch. A scheduler that you pickle as a whole, instead of i
 loaded. A scheduler that is made afterwards (a callable passed as `lr_scheduler`, one from DeepSpeed's configuration,
 that of transformers since 5.1) sees the remaining groups, as before. If no group is empty, the patch does nothing.""",
     changes_numbers="""\
-Since DeepSpeed 0.3.13, with torch before 2.10, which does not check this, groups after an empty group were trained at
-another group's learning rate. This matters if the learning rates differ: with PEFT's LoRA+, the B matrices had the
-learning rate of the embeddings, and the configured ratio had no effect. With the patch, each group has its configured
-learning rate. If you tuned a run without the patch, check its learning rates again. Training can continue from its
-checkpoints.""",
+Since DeepSpeed 0.3.13, groups after an empty group were trained at another group's learning rate, if torch was older
+than 2.10, the first release that checks this. It matters if the learning rates differ: with PEFT's LoRA+, the B
+matrices had the learning rate of the embeddings, and the configured ratio had no effect. With the patch, each group has
+its configured learning rate. If you tuned a run without the patch, check its learning rates again. Training can
+continue from its checkpoints.""",
     references=(
         "https://github.com/huggingface/transformers/pull/43692",
         "https://github.com/huggingface/transformers/pull/43711",

@@ -43,19 +43,19 @@ PATCH = Patch(
     name="deepspeed-muon-split-matrices",
     summary="ZeRO-1 and ZeRO-2 pass Muon the mean gradient of a whole matrix, also of one that two ranks share",
     harm="wrong gradient",
-    bug="Muon orthogonalizes a matrix that two ranks share with one rank's own gradient in the other rank's part",
+    bug="of a matrix that two ranks share, each rank's Muon sees the mean gradient in its own part only",
     when='"optimizer": {"type": "Muon"}, ZeRO-1 or ZeRO-2, and several ranks',
     excluded_by=("zero_optimization.stage=absent|0|3", "zero_optimization.reduce_scatter=false"),
     symptom="""\
 With ZeRO-1 or ZeRO-2 and `"optimizer": {"type": "Muon"}`, training on several ranks differs from training on one, and
-`"reduce_scatter": false` changes it. In the tests, with two ranks, three steps end 0.3 of the weights' way off. No
-error is raised.""",
+`"reduce_scatter": false` changes it. In the tests, with two ranks, the weights after three steps are off by 0.3 of the
+way that they moved. No error is raised.""",
     cause="""\
 ZeRO partitions a group of parameters without regard to where a matrix begins, so that up to one matrix per border
 belongs to two ranks or more. With `reduce_scatter` (the default), a rank keeps the mean of the gradients in its own
 part only. Elsewhere in the matrix it has the gradient of its own batch, divided by the number of ranks. Muon needs the
-whole matrix: each of these ranks orthogonalizes another one, and its momentum. The more ranks there are, the more
-matrices are shared. 0.19.3 has the repair.""",
+whole matrix. So each of these ranks orthogonalizes another gradient, and keeps another momentum. The more ranks there
+are, the more matrices are shared. 0.19.3 has the repair.""",
     repair="""\
 Each rank keeps all of the mean that it has received. The collectives, their order and their sizes stay as they were,
 and no memory is added; each rank copies a whole bucket in place of its own part. A matrix that one rank has alone, and

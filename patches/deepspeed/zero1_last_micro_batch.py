@@ -47,7 +47,7 @@ _USES = {"COMES_FIRST": f"{__name__}:{comes_first.__name__}"}
 
 PATCH = Patch(
     name=_NAME,
-    summary="ZeRO-1 with float32 accumulation of bfloat16 gradients averages the last micro-batch over the ranks",
+    summary="ZeRO-1 with float32 accumulation of bfloat16 gradients averages all micro-batches over the ranks",
     harm="wrong gradient",
     bug="ZeRO-1 uses each rank's own gradient of the last micro-batch, not the mean over the ranks",
     when="ZeRO-1 without offload, bf16, and data_types.grad_accum_dtype fp32",
@@ -65,10 +65,10 @@ another optimizer for this configuration (`FP16_UnfusedOptimizer`, whose loss sc
 applied, and changes nothing.""",
     repair="""\
 The epilogue of `BF16_Optimizer` runs before the gradients are reduced, as in 0.19.0. The patch does not change when the
-epilogues of other optimizers run, or `exit_backward()`. It does not change an engine whose `allreduce_gradients` is not
-DeepSpeed's own, or another function that adds or reduces these gradients, of the engine or of its optimizer: such a
-function may add the last micro-batch itself. Rank 0 logs one warning that names the function. With one data-parallel
-rank the released order is right, and stays.""",
+epilogues of other optimizers run, or `exit_backward()`. It changes nothing if `allreduce_gradients`, or another
+function of the engine or of its optimizer that adds or reduces these gradients, is not DeepSpeed's own: such a function
+may add the last micro-batch itself. Rank 0 then logs one warning that names the function. With one data-parallel rank
+the released order is right, and stays.""",
     changes_numbers="""\
 Since DeepSpeed 0.18.5, ZeRO-1 with bfloat16 parameters and float32 accumulation used one rank's gradient of the last
 micro-batch of each step instead of the mean over all ranks. With the patch, gradients are less noisy and their norms

@@ -47,17 +47,17 @@ such parts over the tensor-parallel ranks for parameters that sequence paralleli
 `k_layernorm` by name. It does not sum them for `out_norm`.""",
     repair="""\
 A `GatedDeltaNet` that is divided over ranks, including mcore-bridge's, marks the weight of its `out_norm` when it is
-built, and the same sum includes marked weights. With sequence parallelism, Megatron already sums the gradient; every
-gradient is bitwise identical then, and also without tensor parallelism and for other layers' norms. The patch does not
-change a model that was built before the patch was applied, or a model under Megatron-FSDP, which does not copy this
-mark to the parameters that are summed.
+built, and the same sum includes marked weights. With sequence parallelism, Megatron already sums the gradient. In that
+case, and without tensor parallelism, every gradient stays as released, bit for bit. So do those of other layers' norms.
+The patch does not change a model that was built before the patch was applied, or a model under Megatron-FSDP, which
+does not copy this mark to the parameters that are summed.
 
 The patch does not change gradients if your own repair is in your own class of the layer or of its norm, or in a hook on
 its weight. Other repairs are not detected, and the gradient is then summed twice: code that sums `main_grad` after
 `finalize_model_grads`, or that changes the norm's forward after the layer was built. Remove such code.
 
-If nothing else had to be summed, the ranks run one additional all-reduce per step, of one head's width of numbers per
-layer.""",
+If no other gradient has to be summed, the ranks run one additional all-reduce per step. For each layer, it has as many
+numbers as a head is wide.""",
     changes_numbers="""\
 Since megatron-core 0.16.0, the first release with Gated DeltaNets, the gradient of `out_norm` was wrong on each rank,
 by about its own norm with two ranks and by more with more ranks. All other gradients were right for the model as each

@@ -27,7 +27,7 @@ PATCH = Patch(
     summary="the gradient of the k3 KL is 0 where the KL is clamped, not NaN",
     harm="wrong gradient",
     bug="the gradient of the k3 KL is NaN where the KL is clamped",
-    when="--use_kl_loss, --kl_estimator k3, and a token 88 less likely (in log-probability) than under the reference",
+    when="--use_kl_loss, --kl_estimator k3, and a token whose log-probability is 88 below the reference's",
     excluded_by=("kl_estimator=k1|k2", "algo.kl.estimator=k1|k2"),
     symptom="""\
 With `--use_kl_loss` and `--kl_estimator k3`, the loss is finite and its gradient is NaN, and the next optimizer step

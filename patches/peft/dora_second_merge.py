@@ -15,7 +15,7 @@ PATCH = Patch(
     name="peft-dora-second-merge",
     summary="several adapters of which one is DoRA compute the same when merged as when not",
     harm="wrong weights",
-    bug="a DoRA adapter that is merged after another one gets wrong factors: the merged model is another one",
+    bug="a DoRA adapter that is merged after another adapter gets wrong factors, so the merged model is wrong",
     when="use_dora, and two or more adapters that are merged one after the other",
     excluded_by=("use_dora=false|absent", "use_peft=false|absent"),
     symptom="""\

@@ -30,7 +30,7 @@ PEFT's own `unmerge` runs in these cases:
 - the weight, the adapter or its scaling has changed in between;
 - DoRA, another variant or `lora_bias` is merged;
 - the weight is quantized, in float32, a shard (DTensor), or partitioned by ZeRO-3, which drops merged weights itself;
-- embeddings, convolutions and `target_parameters`;
+- the adapter is one of an embedding, a convolution or `target_parameters`;
 - there is no memory for the copy.
 
 `merge_and_unload` makes no copy, since its result cannot be unmerged. The merged weights, which vLLM gets, are

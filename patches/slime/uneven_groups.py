@@ -112,9 +112,9 @@ Mean and standard deviation are those of the samples with the same `group_index`
 i of a group is (r_i - mean(r)) / (std(r) + 1e-6), as in DeepSeekMath (arXiv 2402.03300, section 4.1.2), with slime's
 own 1e-6. A prompt with one sample gets 0.
 
-These are as released: equal groups, with bitwise identical results; batches with a sample without a `group_index`; as
-many samples as expected with another number of groups than `rollout_batch_size`; `--custom-reward-post-process-path`.
-Each sample counts once, even if several are parts of one trajectory.
+These stay as released: equal groups, bit for bit; a batch with a sample that has no `group_index`; a batch with the
+expected number of samples, but with more or fewer groups than `rollout_batch_size`;
+`--custom-reward-post-process-path`. Each sample counts once, even if several are parts of one trajectory.
 
 `RolloutManager` is a Ray actor. Ray sends the class as defined in the driver, so the patch must be applied there before
 the actor is created. rlhf_patches must be installed where the actor runs.""",

@@ -66,19 +66,20 @@ These losses are a sum over a micro-batch's tokens, divided by the tokens of all
 of a step's micro-batches sum to the mean. transformers' Trainer divides each of them by the number of accumulation
 steps again, which is right for losses that are means over a micro-batch.""",
     repair="""\
-The patch multiplies the loss by the Trainer's divisor, before the losses of CHORD and SDAR, which are means over a
-micro-batch, are added; in training only, as in 4.6.0. A step then follows the gradient of `sum_i sum_t min(r A, clip(r,
-1 - low, 1 + high) A) / sum_i |o_i|` (Yu et al. 2025, DAPO, [arXiv 2503.14476](https://arxiv.org/abs/2503.14476), eq.
-8), of CISPO with `sg(min(r, high)) A log p` under the sums (MiniMax 2025, [arXiv
-2506.13585](https://arxiv.org/abs/2506.13585), eq. 4).
+In training, the patch multiplies the loss by the Trainer's divisor, as 4.6.0 does. It does so before the losses of
+CHORD and SDAR are added, which are means over a micro-batch. A step then follows the gradient of `sum_i sum_t min(r A,
+clip(r, 1 - low, 1 + high) A) / sum_i |o_i|` (Yu et al. 2025, DAPO, [arXiv
+2503.14476](https://arxiv.org/abs/2503.14476), eq. 8), of CISPO with `sg(min(r, high)) A log p` under the sums (MiniMax
+2025, [arXiv 2506.13585](https://arxiv.org/abs/2506.13585), eq. 4).
 
-The divisor counts the tokens of a whole generation. The patch does not repair this, and neither does 4.6.0. If
-`--steps_per_generation` differs from `--gradient_accumulation_steps`, a step's loss differs from the mean by the
-quotient of the two.
+The loss's own divisor counts the tokens of a whole generation, not those of one step. The patch does not repair this,
+and neither does 4.6.0. If `--steps_per_generation` differs from `--gradient_accumulation_steps`, a step's loss differs
+from the mean by the quotient of the two.
 
 The patch does not change a step with user code: a `training_step`, a `compute_loss` or one of its callees, or an
-`accelerator.backward` that is not ms-swift's, TRL's, transformers' or accelerate's own, in a subclass, by assignment or
-in a decorator. Such code may have corrected the scale already. Rank 0 logs one warning that names it.""",
+`accelerator.backward` that is not ms-swift's, TRL's, transformers' or accelerate's own. It does not matter whether a
+subclass, an assignment or a decorator puts it there. Such code may have corrected the scale already. Rank 0 logs one
+warning that names it.""",
     changes_numbers="""\
 Since ms-swift 3.11.0, loss and gradient of `dapo`, `cispo` and `fipo` were too small by the number of accumulation
 steps. With Adam alone, this has little effect. It affects gradient clipping, the weight of CHORD's and SDAR's losses,

@@ -33,7 +33,7 @@ PATCH = Patch(
     name=_NAME,
     summary="MegatronKTOTrainer slices the pipeline's input by the length on a sequence-parallel rank",
     harm="crash",
-    bug="pipeline stages but the first slice the input of the reference and the KL pass wrongly",
+    bug="every pipeline stage but the first slices the input of the reference pass and the KL pass wrongly",
     when="Megatron KTO with pipeline and sequence parallelism",
     excluded_by=("rlhf_type=dpo|grpo|gkd|rm", "pipeline_model_parallel_size=1"),
     symptom="""\

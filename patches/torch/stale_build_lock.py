@@ -9,7 +9,7 @@ PATCH = Patch(
     summary="the next build takes over the lock file of a killed build, and a process that waits for a build logs it",
     harm="hang",
     bug="a killed build of a C++ extension leaves a lock file, and every later start waits for its removal forever",
-    when="an extension built at run time (DeepSpeed's operators, cpp_extension.load), after a kill or with torch 2.14",
+    when="an extension built at run time (DeepSpeed's operators), after a kill or after a build by torch 2.14",
     symptom="""\
 A run hangs at its start and logs nothing: in `deepspeed.initialize`, in `CPUAdamBuilder().load()` or that of another
 operator, in DeepSpeed's `init_distributed`, or in other callers of `torch.utils.cpp_extension.load`. Every other start

@@ -70,11 +70,12 @@ The patch acts if all code that computes the loss is known by identity: the mode
 `loss_function` resolves to are transformers' own (or Liger's, or TRL's) and not replaced. `compute_loss` is
 transformers' own, or passes on the very tensor that transformers' own returned, or is that of one of these TRL
 trainers: `SFTTrainer`; `GKDTrainer` to 1.6.0, `ORPOTrainer` to 0.19.1, `DPOTrainer` and `CPOTrainer` to 0.13.0. The
-patch then reads from the top of the loss's autograd graph what that code did. It keeps each bit of a term that is
-divided by `num_items_in_batch`, and of a sum. It divides a mean over the micro-batch by the number of micro-batches,
-and does not multiply it by the number of ranks. If an auxiliary loss is added to a divided loss, it removes the
-auxiliary loss's excess. The gradient is that of the micro-batches' mean, and so is the logged loss. In 5.2.0 to 5.5.3
-the Accelerator no longer divides, as in 5.5.4. The patch checks the code at the first micro-batch of each window.
+patch then reads from the top of the loss's autograd graph what that code did. A term that is divided by
+`num_items_in_batch`, and a term that is a sum, stay bit for bit the same. The patch divides a mean over the micro-batch
+by the number of micro-batches, and does not multiply it by the number of ranks. If an auxiliary loss is added to a
+divided loss, the patch removes the auxiliary loss's excess. The gradient is that of the micro-batches' mean, and so is
+the logged loss. In 5.2.0 to 5.5.3 the Accelerator no longer divides, as in 5.5.4. The patch checks the code at the
+first micro-batch of each window.
 
 The patch supports DistributedDataParallel, FSDP, DeepSpeed, PEFT, gradient checkpointing and mixed precision.
 

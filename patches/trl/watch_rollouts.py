@@ -51,10 +51,10 @@ applied twice. A prompt that is not the row's: completions were assigned to othe
 - from 0.29.1 on, without images, the prompts that the trainer sends to vLLM and those that vLLM returns, at each turn
   of a conversation.
 
-The watch does not look at a run with a `rollout_func`, or with its own `_generate` or `_generate_single_turn`, whose
-samples are its own too, nor at evaluation. The probability of equal completions is known only at temperature 1,
-without top-p, top-k, min-p or a penalty. With structured outputs, or with `generation_kwargs` that constrain
-completions, neither equal completions nor single tokens are a sign.""",
+The watch does not look at evaluation, nor at a run with a `rollout_func`, or with your own `_generate` or
+`_generate_single_turn`: these samples are your own, too. The probability of equal completions is known only at
+temperature 1, without top-p, top-k, min-p or a penalty. With structured outputs, or with `generation_kwargs` that
+constrain completions, neither equal completions nor single tokens are a sign.""",
     limits="\n\n".join((figures.LOG_PROBABILITIES, figures.DROPOUT, figures.SAMPLES, figures.PROMPTS)),
     points_to=(*OTHER_POLICY, "trl-grpo-tool-overflow", "trl-vllm-nan-logprob"),
     references=(

@@ -85,7 +85,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """The parser of the command that ``arguments`` begin with and of its module; all commands without a known one."""
     parser = argparse.ArgumentParser(
         prog="rlhf-patches",  # as `python -m rlhf_patches`, too
-        description="Repairs known bugs of RLHF training stacks at run time.",
+        description="Repairs known bugs of RLHF training frameworks at run time.",
         epilog="examples:\n"
         "  rlhf-patches doctor                                 what each patch would do here, and why\n"
         "  rlhf-patches diff trl-resume-order                  the change to your installed source\n"

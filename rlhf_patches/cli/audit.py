@@ -171,12 +171,15 @@ def _next_steps(findings: Findings) -> Iterator[str]:
             newest = max(fixed, key=Version)
             which = f"{len(fixed)} of {len(fixes)} known bugs" if len(fixes) > 1 else "the known bug"
             yield f"Upgrade {package} to {newest}, which fixes {which}."
-    if repaired:
+    contested = [name for name in repaired if bugs[name][1].patch.contested]
+    if count := len(repaired) - len(contested):
         every = "these bugs" if len(bugs) > 1 else "this bug"
-        which = every if len(repaired) == len(bugs) else f"{len(repaired)} of {every}"
-        yield f"`rlhf-patches autoload on` repairs {which}: see `explain BUG` and `doctor`."
+        which = every if count == len(bugs) else f"{count} of {every}"
+        yield f"`rlhf-patches autoload on` repairs {which}: see `rlhf-patches explain BUG`."
+    if contested:
+        yield f"`RLHF_PATCHES_ENABLE={','.join(contested)}` also repairs what upstream contests."
     for name in sorted(bugs.keys() - set(repaired)):
-        yield f"No patch repairs {name}: see `explain {name}` for a workaround."
+        yield f"No patch repairs {name}: see `rlhf-patches explain {name}` for a workaround."
     if bugs and not findings.run:
         yield "`--config CONFIG` excludes the bugs that your run's configuration rules out."
 

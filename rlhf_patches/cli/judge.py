@@ -98,7 +98,7 @@ def _next_step(report: Report) -> str:
     applies = report.with_status(Status.APPLIES)
     if applies:
         worst = min(applies, key=pages.by_harm).name
-        return f"`rlhf-patches explain {worst}`, and `rlhf-patches run -- COMMAND` to run with the patches"
+        return f"`rlhf-patches explain {worst}` shows the worst, `rlhf-patches run -- COMMAND` runs with the patches"
     return "`rlhf-patches audit FILE` and `rlhf-patches check NAME==VERSION` check releases that are not installed here"
 
 

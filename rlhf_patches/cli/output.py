@@ -69,7 +69,7 @@ def add_details(command: argparse.ArgumentParser, places: bool = True) -> None:
     command.add_argument(
         "--all",
         action="store_true",
-        help="also list patches of other releases, and of frameworks that are not installed",
+        help="also list patches of other releases, and of absent frameworks",
     )
     if places:
         command.add_argument("--long", action="store_true", help="show file and line of each patched function")

@@ -143,4 +143,8 @@ def _report(options: argparse.Namespace) -> int:
     else:
         # Plain text, also on a terminal: users search, copy and mail its lines.
         print(output.printable_lines(str(summary)))
+        if met := [name for name, (reached, _) in summary.reached.items() if reached.held]:
+            print(
+                output.printable_lines(f"Next: `rlhf-patches explain {met[0]}` shows what the bug did to earlier runs.")
+            )
     return int(bool(summary.problems))

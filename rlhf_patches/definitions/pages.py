@@ -39,11 +39,16 @@ def page(patch: KnownBug, plugin: str = BUILT_IN, proof: str = "") -> str:
         *_of_kind(patch),
         *(["## Proof", _prose(proof)] if proof else []),
         "## Removal",
-        wrapped(_sentence(patch.obsolete_when)),
+        wrapped(_sentence(_obsolete(patch))),
         "## References",
         "\n".join(f"- <{reference}>" for reference in patch.references),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _obsolete(patch: KnownBug) -> str:
+    text = patch.obsolete_when
+    return f"the {patch.kind} is obsolete {text}" if text.startswith("when ") else text
 
 
 def _of_kind(patch: KnownBug) -> list[str]:
@@ -147,8 +152,8 @@ def _contested(patch: Patch) -> str:
 
 def _where(patch: Patch) -> str:
     return wrapped(
-        f"Distribution `{patch.distribution}`, versions {_ranges(patch)}. The engine applies the patch only if it "
-        "recognizes the code. In a copy without metadata (a git checkout), the code alone decides."
+        f"Distribution `{patch.distribution}`, versions {_ranges(patch)}. rlhf_patches applies the patch only if "
+        "it recognizes the code. In a copy without metadata (a git checkout), the code alone decides."
     )
 
 

@@ -30,7 +30,8 @@ def verdict(rows: Iterable[PatchReport]) -> str | None:
     # Also those whose condition is known only for some calls.
     undecided = [r for r in rows if r.reached is not None and not r.was_met and r.reached.asked < r.reached.calls]
     kind = "observed" if any(row.status.value == "observed" for row in rows) else "repaired"
-    text = f"{len(met) or 'none'} of {plural(len(rows), f'{kind} bug')} occurred"
+    occurred = "is known to have occurred" if undecided and not met else "occurred"
+    text = f"{len(met) or 'none'} of {plural(len(rows), f'{kind} bug')} {occurred}"
     if met:
         text += ": " + ", ".join(f"{row.name}{row.reached.by_how_much if row.reached else ''}" for row in met)
     if never := len(rows) - len(met) - len(undecided):

@@ -85,7 +85,7 @@ def test_an_advice_is_shown_as_such_and_is_no_repair(framework, monkeypatch, cap
     pins.write_text(f"{framework.distribution}==1.0\n")
     out = said("audit", str(pins), status=1).out
     assert "Found 1 known bug in 1 package." in out
-    assert f"No patch repairs {advice.name}: see `explain {advice.name}` for a workaround." in out
+    assert f"No patch repairs {advice.name}: see `rlhf-patches explain {advice.name}` for a workaround." in out
     assert "repairs them at run time" not in out
     (dependency,) = json.loads(said("audit", "--json", str(pins), status=1).out)["dependencies"]
     (bug,) = dependency["vulns"]

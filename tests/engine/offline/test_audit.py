@@ -398,3 +398,12 @@ def test_a_build_for_other_machines_is_what_it_is_a_build_of(requirements, capsy
 def test_newer_trl_is_not_affected_beside_any(requirements, capsys):
     cli.main(["audit", "--json", str(requirements("trl==0.29.0\ntransformers==5.23.0\n"))])
     assert PAIR not in capsys.readouterr().out
+
+
+def test_a_contested_bug_is_not_among_those_that_autoload_repairs(requirements, capsys):
+    assert cli.main(["audit", str(requirements("trl==1.5.1"))]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    bugs, repaired = re.search(r"Found (\d+) known bugs .* on` repairs (\d+) of these bugs: ", out).groups()
+    contested = re.search(r"`RLHF_PATCHES_ENABLE=(\S+)` also repairs what upstream contests", out).group(1)
+    assert "trl-vlm-image-labels" in contested
+    assert int(repaired) + len(contested.split(",")) <= int(bugs)

@@ -19,10 +19,8 @@ RULE_COVERAGE = {
     "backward compatible": "test_other_optimizers_are_the_same_bit_for_bit",
     "no new blocking": "because the same calls are made on every rank, the collectives among them in the same order",
     "the patch is applied, and changes nothing": "test_on_0_18_4_it_changes_nothing",
-    "does not change an engine whose": "test_an_engine_that_reduces_by_a_function_of_its_own_is_left_as_released",
-    "another function that adds or reduces these gradients": (
-        "test_what_adds_the_last_micro_batch_elsewhere_is_left_as_released"
-    ),
+    "if `allreduce_gradients`, or another": "test_an_engine_that_reduces_by_a_function_of_its_own_is_left_as_released",
+    "that adds or reduces these gradients": "test_what_adds_the_last_micro_batch_elsewhere_is_left_as_released",
     "the released order is right, and stays": "test_one_rank_adds_after_it_reduces_as_released",
     "does not change when the epilogues": "test_other_optimizers_are_the_same_bit_for_bit",
 }

@@ -23,7 +23,7 @@ RULE_COVERAGE = {
     ),
     "known": "test_users_repairs",
     "no new blocking": "test_the_norms_gradient_is_that_of_all_heads",  # one all-reduce more, which all ranks make
-    "is bitwise identical": "test_the_sum_is_megatrons_own_where_it_makes_one",
+    "stays as released, bit for bit": "test_the_sum_is_megatrons_own_where_it_makes_one",
     "does not change a model that was built": "because only `__init__` marks a weight, and only of the model itself",
     "does not change gradients if your own repair": "test_users_repairs",
 }

@@ -21,7 +21,7 @@ RULE_COVERAGE = {
     "no side effects": "because it reads samples and arguments, and makes new tensors",
     "backward compatible": ("test_the_rest_is_as_released", "test_samples_without_a_group_or_with_several_rewards"),
     "no new blocking": "because it runs in the actor that has all rewards; no collective, no lock",
-    "bitwise identical results": "test_the_rest_is_as_released",
+    "equal groups, bit for bit": "test_the_rest_is_as_released",
     "as released": "test_the_rest_is_as_released",
 }
 WORKER = "tests.patches.slime.uneven_groups_ranks"

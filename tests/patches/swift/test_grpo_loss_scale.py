@@ -20,7 +20,7 @@ RULE_COVERAGE = {
     "does not change a step with user code": "test_what_is_one_s_own_is_left_alone",
     "no new blocking": "because it is one product on this rank's loss; no lock, no collective",
     "Runs without accumulation are not affected": "test_a_step_is_the_mean_over_the_tokens_of_all_micro_batches",
-    "in training only, as in 4.6.0": "test_in_evaluation_nothing_divides_and_nothing_is_multiplied",
+    "In training, the patch multiplies": "test_in_evaluation_nothing_divides_and_nothing_is_multiplied",
 }
 
 WORKER = "rlhf_patches.patches.swift.proofs.grpo_loss_scale_ranks"

@@ -22,6 +22,7 @@ from rlhf_patches.patches.transformers import _loss_graph  # noqa: E402
 
 PATCH = "transformers-accumulation-scale"
 RULE_COVERAGE = {
+    "stay bit for bit the same": "test_what_was_right_keeps_its_bits",
     "minimal scope": "test_where_the_step_divides_nothing_is_read",
     "no side effects": "test_the_trainer_and_its_model_are_only_read",
     "backward compatible": (
