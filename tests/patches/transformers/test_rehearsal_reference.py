@@ -148,6 +148,16 @@ def test_what_autograd_saves_is_counted_and_not_kept():
     assert switches.without_memory(torch.device("meta"), layer, lambda: None) == "the free memory of meta is not known"
 
 
+@pytest.mark.parametrize(("free", "why"), [(95, "without it the micro-batch may need 0.0 GB"), (96, "")])
+def test_a_gpu_s_memory(monkeypatch, free, why):
+    numbers = {"mem_get_info": (free - 10, 1000), "memory_reserved": 30, "memory_allocated": 20}
+    for name, number in numbers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, number=number: number)
+    layer = torch.nn.Linear(4, 4)
+    found = switches.without_memory(torch.device("cuda"), layer, lambda: layer(torch.ones(3, 4)).relu().sum())
+    assert (why in found) if why else not found
+
+
 # -- data loaders
 
 
