@@ -121,7 +121,8 @@ class PatchReport:
     @property
     def why(self) -> str:
         """The reason, and the plugin of a patch that is not built-in, as one line."""
-        return printable(f"{' '.join(self.reason.split())}{credit(self.plugin)}".lstrip())
+        reason = self.reason.replace(" is affected ", " is watched ", 1) if self.kind == WATCH else self.reason
+        return printable(f"{' '.join(reason.split())}{credit(self.plugin)}".lstrip())
 
     @property
     def notice(self) -> str:

@@ -103,9 +103,10 @@ def choose(candidates: Sequence[Found]) -> Choice | Decision:
         return Decision(Status.ABSENT, affected.absence, affected.finding.version)
     there = [one for one in candidates if one.missing is None]
     if not there:
-        return Decision(
-            Status.ABSENT, "; ".join(dict.fromkeys(one.absence for one in candidates)), candidates[0].finding.version
-        )
+        first, *others = dict.fromkeys(one.absence for one in candidates)
+        beginning = first.partition("there is no module")[0]
+        reason = "; ".join([first, *(each.removeprefix(beginning) for each in others)])
+        return Decision(Status.ABSENT, reason, candidates[0].finding.version)
     unknown = [one for one in there if one.finding.verdict is Verdict.UNKNOWN]
     if unknown:
         return Choice(unknown[0].finding, tuple(one.variant for one in unknown), len(candidates) > 1)
