@@ -20,6 +20,7 @@ from .mini_batch import SIZES
 from .relation import Relation, Verdict, micro_batches, not_checked
 
 REFERENCE = "reference log-probabilities"
+ACCUMULATED = "accumulated gradient"
 _MASKED = ("action_log_probs", "base_action_log_probs", "rollout_log_probs", "values", "returns", "advantages")
 _MOVED = 1.0
 """How far a reference is moved from the policy, in nats."""
@@ -33,6 +34,9 @@ class TrainerRehearsal:
         trainer: an ``ActorPPOTrainer`` or a ``CriticPPOTrainer``.
         given: the arguments of its ``ppo_train``.
     """
+
+    ends = False
+    """Whether the run ends afterwards: the engine may then hold a gradient."""
 
     def __init__(self, trainer: Any, *given: Any, **named: Any) -> None:
         self._trainer, self._given, self._named_given = trainer, given, named
@@ -132,7 +136,26 @@ class TrainerRehearsal:
             return [found]
         filled = self._gradient([_filled(each) for each in items])
         whole, without = mini_batch.together((used, filled), sharded=False)
-        return [found, mini_batch.of_masked(whole, without, noise), self._of_divergence(items, noise)]
+        relations = [found, mini_batch.of_masked(whole, without, noise), self._of_divergence(items, noise)]
+        return [*relations, self._of_the_engine(items, whole, noise) if self.ends else None]
+
+    def _of_the_engine(self, items: Sequence[Any], whole: torch.Tensor, noise: float) -> Relation | None:
+        """Before its step, DeepSpeed's engine must hold the mean of what the micro-batches' gradients are."""
+        if not isinstance(self._where, sharding.Zero) or not bool(whole.isfinite().all()):
+            return None
+        trainer = self._of_items(items, in_order=not self._dynamic)
+        strategy = trainer.strategy = _Reading(self._trainer.strategy, trainer.args, self._cut, self._where)
+        trainer.ppo_train(*self._given, **self._named_given)
+        if strategy.made is None:
+            return not_checked(ACCUMULATED, "the engine's step was not reached")
+        law = "the gradient of the mini-batch"
+        result = window.judge(strategy.made, whole[None], {law: [1.0]}, noise)
+        if result.law:
+            return Relation(ACCUMULATED, Verdict.HOLDS, "1.000", f"{law} ({result.deviation:.0e})")
+        text = f"{result.residual:.2g} of the engine's gradient is not {law}"
+        if result.factor is not None:
+            text = f"{result.factor:.3f} x {law}"
+        return Relation(ACCUMULATED, Verdict.DEVIATES, f"{result.weights[0]:.3f}", text)
 
     def _of_divergence(self, items: Sequence[Any], noise: float) -> Relation | None:
         used = _divergence(self._trainer.args)
@@ -172,12 +195,10 @@ class TrainerRehearsal:
         notes: bool = False,
     ) -> torch.Tensor:
         """The sketch of this rank's gradient of the mini-batch, by OpenRLHF's own ``ppo_train``."""
-        trainer = copy.copy(self._trainer)
-        buffer = trainer.replay_buffer = copy.copy(self._trainer.replay_buffer)
-        trainer.max_epochs, trainer.ema_model, trainer.dataloader_pin_memory = 1, None, False
-        setattr(trainer, self._part, self._plain_model())
         dynamic = self._dynamic and not rows
-        buffer.items = (list if dynamic else _InOrder)(_copied(each) for each in items)
+        trainer = self._of_items(items, in_order=not dynamic)
+        buffer = trainer.replay_buffer
+        setattr(trainer, self._part, self._plain_model())
         accumulated = 1 if dynamic else len(items) // (rows or buffer.sample_batch_size)
         if rows:
             buffer.sample_batch_size = trainer.micro_train_batch_size = rows
@@ -199,6 +220,14 @@ class TrainerRehearsal:
             self._squares = torch.stack(strategy.squares).sum(0)
         return strategy.parts.whole()
 
+    def _of_items(self, items: Sequence[Any], in_order: bool) -> Any:
+        """A copy of the trainer whose buffer has only these rows."""
+        trainer = copy.copy(self._trainer)
+        trainer.replay_buffer = copy.copy(self._trainer.replay_buffer)
+        trainer.replay_buffer.items = (_InOrder if in_order else list)(_copied(each) for each in items)
+        trainer.max_epochs, trainer.ema_model, trainer.dataloader_pin_memory = 1, None, False
+        return trainer
+
     def _plain_model(self) -> Any:
         """The model without the engine, which counts micro-batches; an ``Actor`` is copied around it."""
         if self.of_a_critic:
@@ -208,18 +237,50 @@ class TrainerRehearsal:
         return model
 
 
-class _Taking:
-    """OpenRLHF's strategy, but that it takes gradients in place of accumulating them, and does not step."""
+class _Strategy:
+    """OpenRLHF's strategy, but for a mini-batch of its own, and without messages."""
 
-    def __init__(self, strategy: Any, args: Any, accumulated: int, where: sharding.Whole, scale: float) -> None:
-        self._strategy, self._where, self._scale = strategy, where, scale
+    def __init__(self, strategy: Any, args: Any, accumulated: int, where: sharding.Whole) -> None:
+        self._strategy, self._where = strategy, where
         self.args, self.accumulated_gradient = args, accumulated
-        self.parts = sketches.Parts(where.sizes)
-        self.squares: list[torch.Tensor] | None = None
-        self.taken = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._strategy, name)
+
+    def get_grad_norm(self, *_: Any) -> float:
+        return 0.0
+
+    def is_rank_0(self) -> bool:
+        """No: nothing is printed."""
+        return False
+
+
+class _Reading(_Strategy):
+    """Reads what the engine holds before the step that would change weights."""
+
+    made: torch.Tensor | None = None
+    _taken = 0
+
+    def backward(self, *given: Any, **named: Any) -> None:
+        self._taken += 1
+        self._strategy.backward(*given, **named)
+
+    def optimizer_step(self, *given: Any, **named: Any) -> None:
+        if self._taken < self.accumulated_gradient:
+            self._strategy.optimizer_step(*given, **named)  # the engine counts micro-batches there
+        else:
+            self.made = sketches.sketch(self._where.window(), self._where.sizes)
+
+
+class _Taking(_Strategy):
+    """Takes gradients in place of accumulating them, and does not step."""
+
+    def __init__(self, strategy: Any, args: Any, accumulated: int, where: sharding.Whole, scale: float) -> None:
+        super().__init__(strategy, args, accumulated, where)
+        self._scale = scale
+        self.parts = sketches.Parts(where.sizes)
+        self.squares: list[torch.Tensor] | None = None
+        self.taken = 0
 
     def backward(self, loss: torch.Tensor, *_: Any, **__: Any) -> None:
         sharding.refuse_reentrant(loss)
@@ -232,13 +293,6 @@ class _Taking:
 
     def optimizer_step(self, *_: Any, **__: Any) -> None:
         """Nothing."""
-
-    def get_grad_norm(self, *_: Any) -> float:
-        return 0.0
-
-    def is_rank_0(self) -> bool:
-        """No: nothing is printed."""
-        return False
 
 
 class _InOrder(list[Any]):

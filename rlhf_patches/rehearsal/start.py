@@ -150,10 +150,11 @@ def _rehearsing(original: Callable[..., Any], adapter: str) -> Callable[..., Any
 
         module, _, kind = adapter.partition(":")
         rehearsal = getattr(importlib.import_module(f"{__package__}.{module}"), kind)(self, *given, **named)
+        # A critic's mini-batch comes before the actor's, with which the rehearsal ends.
+        rehearsal.ends = "go-on" not in settings.rehearse() and not rehearsal.of_a_critic
         relations, size = rehearsal.relations(), rehearsal.size
         status = _publish(rehearsal.name, size, relations, None, ranks.place().rank in (None, "0"))
-        # A critic's mini-batch comes before the actor's, with which the rehearsal ends.
-        if "go-on" not in settings.rehearse() and not rehearsal.of_a_critic:
+        if rehearsal.ends:
             raise Ended(status)
         return original(self, *given, **named)
 

@@ -271,6 +271,8 @@ RIGHT: dict[str, Case] = {
     "critic, no clip": functools.partial(critic_trainer, clip=None),
     "critic, dynamic": functools.partial(critic_trainer, train__dynamic_batch_enable=True),
 }
+DEEPSPEED = {name: RIGHT[name] for name in ("ppo, ZeRO-1", "ppo, ZeRO-2")}
+OF_DEEPSPEED = "deepspeed-zero2-accumulation"
 TIS_BEFORE = {"algo__advantage__is_correction_enable": True}
 BUGS: dict[str, Case] = {
     "masked nan": functools.partial(
@@ -300,6 +302,7 @@ def observe(make: Case) -> dict[str, Any]:
     before, drawn = [each.detach().clone() for each in model.parameters()], torch.get_rng_state()
     attributes, items = dict(vars(trainer)), [dict(vars(each)) for each in trainer.replay_buffer.items]
     rehearsal = TrainerRehearsal(trainer, *given)
+    rehearsal.ends = hasattr(getattr(model, "model", model), "zero_optimization_stage")
     relations = {each.name: [each.verdict.value, each.measured, each.text] for each in rehearsal.relations()}
     same = all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
     kept = vars(trainer).keys() == attributes.keys() and all(
@@ -343,15 +346,17 @@ def by_command(out: Path) -> dict[str, Any]:
 def main() -> None:
     parser = states.parser()
     parser.add_argument("--right", action="store_true", help="the configurations that have no known bug")
+    parser.add_argument("--deepspeed", action="store_true", help="a bug of DeepSpeed's")
     options = parser.parse_args()
     on_cpu.start()
-    cases = RIGHT if options.right else {**BUGS, **OTHERS}
+    cases = RIGHT if options.right else DEEPSPEED if options.deepspeed else {**BUGS, **OTHERS}
     found: dict[str, Any] = {}
     if not options.right:
         found["without"] = {name: observe(make) for name, make in cases.items()}
-    report = rlhf_patches.apply(only=PATCHES)
-    found["applied"] = [name for name in PATCHES if report[name].status is rlhf_patches.Status.APPLIED]
+    patches = (OF_DEEPSPEED,) if options.deepspeed else PATCHES
+    report = rlhf_patches.apply(only=patches)
+    found["applied"] = [name for name in patches if report[name].status is rlhf_patches.Status.APPLIED]
     found["with"] = {name: observe(make) for name, make in cases.items()}
-    if not options.right:
+    if not options.right and not options.deepspeed:
         found["command"] = by_command(options.out)
     (options.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))

@@ -9,6 +9,7 @@ from tests.patches.openrlhf import rehearsal_ranks
 
 SIZES, MASKED, RATIO = "micro-batch size", "masked tokens", "old log-probabilities"
 OPTIMIZER, REFERENCE, KL = "optimizer parameters", "reference log-probabilities", "KL loss"
+ACCUMULATED = "accumulated gradient"
 BUGS = {"0.11.2": ["openrlhf-masked-nan"], "0.10.2": ["openrlhf-masked-nan", "openrlhf-k3-gradient"]}
 
 
@@ -124,3 +125,19 @@ def test_right_configurations_hold(run_ranks, ranks):
         assert found[SIZES][0] == found[MASKED][0] == "holds", (name, found)
         assert not [each for each in found.values() if each[0] == "deviates"], (name, found)
         assert (found.get(KL, [""])[0] == "holds") == name.startswith("kl "), (name, found)
+        assert (found.get(ACCUMULATED, [""])[0] == "holds") == ("ZeRO" in name), (name, found)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("ranks", [1, 2], ids=["one rank", "two ranks"])
+def test_micro_batches_that_deepspeed_loses_deviate(run_ranks, ranks):
+    levels = (
+        *beside("openrlhf-0.11.2", "openrlhf", "deepspeed-0.18.2"),
+        Level("tests.harness.loading:openrlhf_trainers"),
+    )
+    reports = run_ranks(rehearsal_ranks.__name__, "--deepspeed", levels=levels, ranks=ranks)
+    assert reports[0]["applied"] == [rehearsal_ranks.OF_DEEPSPEED]
+    assert of(reports, "ppo, ZeRO-2", "without")[ACCUMULATED][0] == "deviates"
+    for state, case in (("with", "ppo, ZeRO-2"), ("without", "ppo, ZeRO-1"), ("with", "ppo, ZeRO-1")):
+        found = of(reports, case, state)
+        assert found[ACCUMULATED][0] == found[SIZES][0] == "holds", (state, case, found)
