@@ -60,9 +60,8 @@ precision parameters are upcast to fp32, but the parameters stay bfloat16, and s
 smaller than about 1/256 of a parameter are rounded away: at the learning rates of RLHF the model hardly changes. No
 error.""",
     cause="""\
-`fsdp2_prepare_model` iterates over the parameters after `fully_shard` and assigns `param = param.to(torch.float32)`,
-which
-rebinds the loop's variable and not the model's parameter. 1.12.0 called `model.to(torch.float32)`.""",
+`fsdp2_prepare_model` iterates over the parameters after `fully_shard` and assigns `param = param.to(torch.float32)`.
+This rebinds the loop's variable, not the model's parameter. 1.12.0 called `model.to(torch.float32)`.""",
     repair="""\
 The patch casts parameters that require a gradient before the model is sharded, as in 1.14.0, and before its state is
 kept for `cpu_ram_efficient_loading`. Frozen and float64 parameters, and a model with 4-bit parameters, keep their

@@ -37,9 +37,8 @@ The trainer creates the loss with `use_ref_model=(self.ref_model is not None)`. 
 reference is the same model with its adapter off. The trainer runs it for every batch, and the loss then ignores its
 output.""",
     repair="""\
-The patch creates the loss with `use_ref_model=True`, as in 1.13.0: each batch has a reference in all configurations,
-and `__init__` rejects those without one with Liger (precomputed ones). With a reference model of its own nothing
-changes.""",
+The patch creates the loss with `use_ref_model=True`, as in 1.13.0: with Liger, each batch has a reference, because
+`__init__` rejects precomputed log-probabilities. With a reference model of its own nothing changes.""",
     changes_numbers="""\
 Since TRL 1.8.0, KTO with Liger and PEFT trained without a reference. Gradients are larger with the patch, by the
 saturation of a sigmoid: some thousand times for answers of some hundred tokens. Reset a learning rate that was raised
