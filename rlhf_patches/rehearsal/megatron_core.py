@@ -116,7 +116,7 @@ class MegatronRehearsal:
         router = Router(run.chunks, run.config)
         try:
             with router.nothing_logged():
-                held, relate = self._before(run, kept, router, leaves)
+                held, relate = self._before(run, router, leaves)
         except Exception as error:  # the run's own functions may fail with another window
             traceback.print_exc(file=sys.stderr)
             kept.put_back()
@@ -128,7 +128,7 @@ class MegatronRehearsal:
         self._publish(self._after(run, held, relate, optimizer, found, rate))
         return found
 
-    def _before(self, run: Window, kept: Kept, router: Router, leaves: list[Any]) -> Any:
+    def _before(self, run: Window, router: Router, leaves: list[Any]) -> Any:
         """Measure the window and its replays; returns what this rank holds, and what rank 0 makes of all."""
         chunks = run.chunks
         used = megatron_parameters.sketched(chunks)
@@ -138,13 +138,16 @@ class MegatronRehearsal:
             each.optimized = is_optimized
 
         def replayed(choice: list[int], scaled: bool = False) -> torch.Tensor:
-            run.replay(choice, scaled)
-            kept.modules()
+            run.replay(choice, scaled=scaled)
             return megatron_parameters.sketched(chunks)
 
         several = [0] * max(run.size, 2)
         interleaved = run.config.virtual_pipeline_model_parallel_size is not None
         again = replayed([*range(run.size)], scaled=True) / window.SCALE
+        if run.waits:
+            run.replay([*range(run.size)], reduces=False)
+            for each, (_, _, parameter) in zip(held, megatron_parameters.named(chunks), strict=True):
+                each.local = of_one(parameter.main_grad)
         of_copies = replayed(several)
         with router.collecting():
             base = replayed(several * 2 if interleaved else [0])
@@ -222,7 +225,9 @@ def _relations(
             held.after = values
     held_copies = Copies(of_ranks, noise)
     if len(of_ranks) > 1:
-        found += [held_copies.across_ranks(), *filter(None, [held_copies.relation()])]
+        tokens = sum(sum(mine.tokens) for mine in of_ranks if mine.place.tensor == 0) if per_token else None
+        between = [held_copies.mean(tokens, noise), held_copies.across_ranks(), held_copies.relation()]
+        found += [each for each in between if each is not None]
     found.append(held_copies.norm(norm, "the optimizer computes no norm (clip_grad is 0)"))
     found += [held_copies.trained(), held_copies.optimizer(max(each[3] for each in every))]
     if skipped or later:

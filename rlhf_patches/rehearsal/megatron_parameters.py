@@ -48,11 +48,13 @@ class Held:
         expert: whether expert-parallel ranks hold others.
         shared: whether Megatron leaves it out of the norm as another stage's copy.
         tied: whether first and last stage hold it.
+        summed: whether its gradient is a sum over other ranks, too, as with sequence parallelism.
         coarse: whether it is in 16 bits.
         gradient: of this rank's shard, as a sketch.
         squares: of this rank's shard.
         before: the values, as a sketch.
         after: the values after the step.
+        local: the gradient of this rank's own window, before ranks reduce it.
         optimized: whether this rank's optimizer holds it.
     """
 
@@ -64,11 +66,13 @@ class Held:
     expert: bool
     shared: bool
     tied: bool
+    summed: bool
     coarse: bool
     gradient: torch.Tensor
     squares: float
     before: torch.Tensor
     after: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
+    local: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
     optimized: bool = True
 
 
@@ -156,6 +160,7 @@ def measured(chunks: list[Any]) -> list[Held]:
                 not getattr(held, "allreduce", True),
                 bool(getattr(held, "shared", False)),
                 bool(getattr(held, "shared_embedding", False)),
+                bool(getattr(held, "sequence_parallel", False) or getattr(held, "pipeline_parallel", False)),
                 parameter.dtype in (torch.bfloat16, torch.float16),
                 of_one(gradient),
                 float(gradient.double().pow(2).sum()),

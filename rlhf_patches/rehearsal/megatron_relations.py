@@ -14,6 +14,7 @@ from .relation import Relation, Verdict, micro_batches, not_checked
 from .weights import RANKS
 
 COPIES = "copies of a micro-batch"
+MEAN = "mean over ranks"
 REPLICAS = "copies of parameters"
 NORM = "gradient norm"
 AFTER = "parameters after the step"
@@ -91,6 +92,39 @@ class Copies:
         """The embeddings that first and last stage hold, by tensor-parallel rank."""
         tied = [over for over in self._parameters if over[0].first.tied]
         return [[over[rank] for over in tied] for rank in range(min(map(len, tied), default=0))] if tied else []
+
+    def mean(self, tokens: float | None, noise: float) -> Relation | None:
+        """The gradient is the mean of data-parallel ranks' own, or their sum divided by all tokens.
+
+        Args:
+            tokens: the number that the loss functions returned on all ranks; None without a loss per token.
+            noise: the relative rounding error of a repeated gradient.
+        """
+        chosen = [
+            part
+            for over in self._parameters
+            for part in over
+            if not (part.first.expert or part.first.tied or part.first.shared)
+            and (len(over) == 1 or (part.first.marked and not part.first.summed))
+        ]
+        number = len(chosen[0].copies) if chosen else 1
+        if number == 1:
+            return None
+        if not len(chosen[0].first.local):
+            return not_checked(MEAN, "gradients are reduced while they are computed (overlap_grad_reduce)")
+        if tokens == 0:
+            return not_checked(MEAN, "the loss function returns no number of tokens")
+        whole = torch.cat([part.gradient for part in chosen])
+        local = torch.cat([torch.stack([each.local for each in part.copies]).sum(0) for part in chosen])
+        law = f"the mean over {number} ranks" if tokens is None else f"the mean over {tokens:.0f} tokens of all ranks"
+        result = window.judge(whole, local[None], {law: [1 / (tokens or number)]}, noise)
+        if result.factor is None:
+            text = f"{result.residual:.2g} of the gradient is not {law} (noise {noise:.0e})"
+            return Relation(MEAN, Verdict.DEVIATES, "", text)
+        measured = f"{result.factor:.3f}"
+        if result.law:
+            return Relation(MEAN, Verdict.HOLDS, measured, f"{law} ({result.deviation:.0e}, noise {noise:.0e})")
+        return Relation(MEAN, Verdict.DEVIATES, measured, f"{result.factor:.3f} x {law}")
 
     def across_ranks(self) -> Relation:
         """Data-parallel ranks hold the same gradient."""

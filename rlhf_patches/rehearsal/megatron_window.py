@@ -37,11 +37,13 @@ class Window:
         self._calls: list[int] = []
         self._at = (0, 0)
         self._choice: Sequence[int] | None = None
+        self._began = Modules([])
 
     # -- the run's own window
 
     def record(self) -> Any:
         """Run the window as the run does; what the data iterators yield is kept."""
+        self._began = Modules(self.chunks)
         self._calls, self._choice = [0] * len(self.chunks), None
         return self._schedule(**{**self._named, **self._data(self._noting), "forward_step_func": self._forward_step})
 
@@ -50,22 +52,33 @@ class Window:
         """Whether this rank's forward step took something from its data iterator."""
         return any(self._items.values())
 
-    def replay(self, choice: Sequence[int], scaled: bool = False) -> None:
+    @property
+    def waits(self) -> bool:
+        """Whether no gradient is reduced before the window's last micro-batch is complete."""
+        groups = [group for chunk in self.chunks for group in _bucket_groups(chunk)]
+        overlaps = any(chunk.ddp_config.overlap_grad_reduce for chunk in self.chunks)
+        return self.config.grad_sync_func is None and not (overlaps and any(_COUNTS[0] not in vars(g) for g in groups))
+
+    def replay(self, choice: Sequence[int], *, scaled: bool = False, reduces: bool = True) -> None:
         """Compute the gradient of a window of these micro-batches of the run's, in the model's gradient buffers.
 
         Args:
             choice: their places in the run's window.
             scaled: whether the loss is multiplied by `window.SCALE`.
+            reduces: whether ranks reduce the gradient; else each has its own.
         """
         self._calls, self._choice = [0] * len(self.chunks), choice
+        self._began.put_back()  # the window's end may have changed it, such as a router's bias
         for chunk in self.chunks:
             for group in _bucket_groups(chunk):
                 fresh = dict(zip(_COUNTS, (True, {}, {}), strict=True))  # the reduction waits for the whole window
                 vars(group).update({name: value for name, value in fresh.items() if name in vars(group)})
             chunk.zero_grad_buffer()
         named = {**self._named, **self._data(self._replaying), "forward_step_func": self._forward_step}
-        own, timers = self.config.grad_scale_func, self.config.timers
+        own, timers, finalize = self.config.grad_scale_func, self.config.timers, self.config.finalize_model_grads_func
         self.config.timers = None
+        if not reduces:
+            self.config.finalize_model_grads_func = lambda *given, **named: None
         if scaled:
             self.config.grad_scale_func = lambda loss: window.SCALE * (loss if own is None else own(loss))
         before = len(self.tokens)
@@ -75,6 +88,7 @@ class Window:
                 self._finalize(self.tokens[before:])
         finally:
             self.config.grad_scale_func, self.config.timers = own, timers
+            self.config.finalize_model_grads_func = finalize
             del self.tokens[before:]
 
     def _finalize(self, tokens: list[float]) -> None:
@@ -155,12 +169,24 @@ class _Iterator:
         return getattr(self._own, name)
 
 
+class Modules:
+    """The modules' buffers and counters, which a window may change."""
+
+    def __init__(self, chunks: list[Any]) -> None:
+        self._kept = [
+            each for chunk in chunks for each in (states.Buffers(chunk.module), states.Counters(chunk.module))
+        ]
+
+    def put_back(self) -> None:
+        for each in self._kept:
+            each.put_back()
+
+
 class Kept:
     """The state that replays change: gradients, random states, buffers, counters."""
 
     def __init__(self, chunks: list[Any]) -> None:
-        self._random, self._tracked = states.Random.now(), _tracked()
-        self._modules = [(states.Buffers(chunk.module), states.Counters(chunk.module)) for chunk in chunks]
+        self._random, self._tracked, self._modules = states.Random.now(), _tracked(), Modules(chunks)
         self._gradients = [(each, each.detach().clone()) for each in _gradient_buffers(chunks)]
         self._groups = [
             (group, {name: _copied(vars(group)[name]) for name in _COUNTS if name in vars(group)})
@@ -168,14 +194,8 @@ class Kept:
             for group in _bucket_groups(chunk)
         ]
 
-    def modules(self) -> None:
-        """Put back the modules' buffers and counters, which a window may change."""
-        for buffers, counters in self._modules:
-            buffers.put_back()
-            counters.put_back()
-
     def put_back(self) -> None:
-        self.modules()
+        self._modules.put_back()
         with torch.no_grad():
             for buffer, value in self._gradients:
                 buffer.copy_(value)

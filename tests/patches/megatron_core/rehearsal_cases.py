@@ -137,7 +137,9 @@ FOUR: dict[str, Case] = {
     "PP, chunks, DP, distributed": Case("PP 2, VP 2", sharded=True),
     "EP 4, z": Case("EP 4", 2, settings=balanced("z")),
 }
-FAULTS: dict[str, Case] = dict.fromkeys(("clears", "unreduced", "lacks", "draws", "own data", "own norm"), Case())
+FAULTS: dict[str, Case] = dict.fromkeys(
+    ("clears", "unreduced", "summed", "lacks", "draws", "own data", "own norm"), Case()
+)
 REFUSED: dict[str, Case] = dict.fromkeys(
     ("another release", "8 bits", "another wrapper", "twice", "another optimizer"), Case()
 )

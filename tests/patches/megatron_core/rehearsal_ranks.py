@@ -229,6 +229,13 @@ def _unreduced(training: Training) -> None:
     training.chunks[0].config.finalize_model_grads_func = lambda *given, **named: None
 
 
+def _summed(training: Training) -> None:
+    """The gradient is the sum over ranks."""
+    for group in training.chunks[0].bucket_groups:
+        for bucket in group.buckets:
+            bucket.gradient_scaling_factor = 1.0
+
+
 def _lacks(training: Training) -> None:
     """A parameter is not in the optimizer."""
     training.optimizer.param_groups[0]["params"].pop()
@@ -293,6 +300,7 @@ def _another_optimizer(training: Training) -> None:
 BREAKING: dict[str, Callable[[Training], None]] = {
     "clears": _clears,
     "unreduced": _unreduced,
+    "summed": _summed,
     "lacks": _lacks,
     "draws": _draws,
     "own data": _own_data,
