@@ -93,7 +93,8 @@ class Installed:
 
     @property
     def site(self) -> Path:
-        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        free_threaded = "t" if "t" in sys.abiflags else ""
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}{free_threaded}"
         return self.folder / "lib" / version / "site-packages"
 
     def run(self, *command: str, cwd: Path | None = None, **settings: str) -> subprocess.CompletedProcess[str]:
