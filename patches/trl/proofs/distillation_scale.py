@@ -29,4 +29,5 @@ def rows(reports: Reports) -> Iterator[Row]:
         yield sized(case, report["version"], before, after, bug=lambda factor: factor < 0.6)
 
 
-PROOF = Proof(tuple(CASES.values()), rows, ranks=2, seconds=20, arguments=tuple(CASES))
+# Until 1.6.0 a loss is a mean over its micro-batch, and no patch weights these means by their numbers of tokens.
+PROOF = Proof(tuple(CASES.values()), rows, ranks=2, seconds=20, arguments=tuple(CASES), needs=("trl>=1.7",))
