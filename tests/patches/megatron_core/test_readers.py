@@ -20,6 +20,7 @@ OWN = {
     *("atexit", "ds_status"),  # trl/zero3.py's finalizer, trl/chunked_head.py's stand-in
     *("compiled", "plain", "sums", "window"),  # transformers/loss_graph.py's Reading
     *("merges",),  # peft/base_weights.py's Kept
+    *("settings",),  # transformers/_known_trainer.py's Window
     *("bounds", "layer", "occurs", "packed", "positions", "version"),  # transformers/_document_states.py's own
     *("grad",),  # transformers/_shared_states.py's own tensors
     *("count", "divisor", "generated", "losses", "micro_batches"),  # trl/_generated_count.py's Window
