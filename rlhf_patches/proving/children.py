@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -207,10 +208,13 @@ def _environment(folder: Path, gpu: bool) -> dict[str, str]:
 
 
 def _free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """A port that was free a moment ago; none that the system gives to another proof's gloo meanwhile (ephemeral)."""
+    drawn = random.SystemRandom()  # a proof may seed the other one
+    while True:
+        port = drawn.randrange(20000, 32000)
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 def _wait(

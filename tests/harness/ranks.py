@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -33,16 +34,33 @@ class Ended:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago; none that the system itself gives to gloo and others (ephemeral).
+    """A port on which nothing listens: this process has a hundred of its own, and takes each in its turn.
 
-    And none that Ray keeps for its workers (10002 to 19999), among which it refuses its own.
+    A port may be drawn minutes before a rank listens on it. They are none that the system itself gives to gloo and
+    others (ephemeral), and none that Ray keeps for its workers (10002 to 19999), among which it refuses its own.
     """
-    drawn = random.SystemRandom()  # hypothesis seeds the other one
-    while True:
-        port = drawn.randrange(20000, 32000)
+    for port in _ports(os.getpid()):
         with socket.socket() as free, suppress(OSError):
             free.bind(("127.0.0.1", port))
             return port
+    raise AssertionError
+
+
+@functools.cache
+def _ports(_process: int) -> Iterator[int]:
+    for block in range(20000, 32000, 100):
+        taken = socket.socket(socket.AF_UNIX)
+        try:
+            taken.bind(f"\0rlhf_patches' ports from {block}")  # Linux frees the name when the process ends
+        except OSError:
+            taken.close()
+            continue
+        _taken.append(taken)
+        return itertools.cycle(range(block, block + 100))
+    raise AssertionError("120 processes draw ports")
+
+
+_taken: list[socket.socket] = []
 
 
 def run(
