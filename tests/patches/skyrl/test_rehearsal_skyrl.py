@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.harness.forkserver import skyrl
-from tests.patches.skyrl import rehearsal_ranks
 
+WORKER = "tests.patches.skyrl.rehearsal_ranks"
 SIZES, MASKED, RATIO, KL = "micro-batch size", "masked tokens", "old log-probabilities", "KL loss"
 OPTIMIZER, ADVANTAGES, OUTPUTS = "optimizer parameters", "advantages", "outputs of samples"
 APPLIED = {
@@ -25,7 +25,7 @@ BUGS = {
 def run(run_ranks, release, ranks, *arguments):
     more = ("0.3",) if release == "0.4" else ()
     levels = skyrl(release, *more)
-    reports = run_ranks(rehearsal_ranks.__name__, *arguments, levels=levels, ranks=ranks, TORCHDYNAMO_DISABLE="1")
+    reports = run_ranks(WORKER, *arguments, levels=levels, ranks=ranks, TORCHDYNAMO_DISABLE="1")
     assert len(reports) == ranks
     assert reports[0]["applied"] == APPLIED[release]
     return reports
@@ -111,8 +111,9 @@ class TestRehearsals:
 @pytest.mark.parametrize("ranks", [1, 2], ids=["one rank", "two ranks"])
 def test_right_configurations_hold(run_ranks, release, ranks):
     reports = run(run_ranks, release, ranks, "--right")
-    assert len(rehearsal_ranks.RIGHT) == 30
-    for name in rehearsal_ranks.RIGHT:
+    right = reports[0]["with"]
+    assert len(right) == 30
+    for name in right:
         found = of(reports, name, "with")
         assert found[SIZES][0] == found[MASKED][0] == "holds", (name, found)
         assert not [each for each in found.values() if each[0] == "deviates"], (name, found)
