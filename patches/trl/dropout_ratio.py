@@ -42,8 +42,9 @@ numbers stay bit for bit identical.
 Later optimizer steps of the same generation stay as released: their ratio is that of two policies, and of two dropout
 masks. For these, train without dropout. Also not repaired: the KL divergence in RLOO's reward, which is that of a
 policy with dropout; GRPO with `use_liger_kernel`; GRPO before 0.22.0; trainers with their own copies of these methods;
-and dropout that no attribute of a module names. The patch does not see a callback that changes weights or old
-log-probabilities between a generation and the next optimizer step.
+and dropout in a module that has neither torch's dropout layers nor a rate as an attribute with "drop" in its name. The
+patch does not see a callback that changes weights or old log-probabilities between a generation and the next optimizer
+step.
 
 GRPO with vLLM and `vllm_importance_sampling_correction` stays as released. Its loss also multiplies by the ratio of the
 old log-probabilities to the engine's. The old ones cancel in the product of both ratios, unless one of them is clipped

@@ -29,7 +29,8 @@ PPO (Schulman et al., 2017, arXiv 1707.06347, equation 9) with the usual clippin
 2403.17031), averaged over the mini-batch as `critic.loss_agg_mode` specifies. Micro-batches of pure padding have a loss
 of 0, not NaN.
 
-`critic/vf_loss` becomes the average over the global mini-batch, in a metric that is summed, like `actor/pg_loss`.
+`critic/vf_loss` becomes the average over the global mini-batch: verl sums the micro-batches' parts of it, as it does
+for `actor/pg_loss`.
 `critic/vf_loss` stays the average of the micro-batches' averages in 0.7.0, which has no such metrics, and in a custom
 trainer that does not set `global_batch_size`; `critic/loss` is right there, too.
 
