@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from . import parameters, ranks, window
-from .relation import Relation, Verdict, not_checked
+from .relation import Relation, Verdict, micro_batches, not_checked
+from .sketches import sketch
 
 SIZES = "micro-batch size"
 RATIO = "old log-probabilities"
@@ -18,7 +20,41 @@ MASKED = "masked tokens"
 KL = "KL loss"
 _RANDOM = 0.05
 """A gradient that differs by more from another random state is random; rounding in bfloat16 is 4e-03."""
-_FINE = 1e-4
+FINE = 1e-4
+"""Log-probabilities of one model, in nats, differ by less."""
+MOVED = 1.0
+"""How far a reference is moved from the policy, in nats."""
+
+
+class MiniBatch:
+    """The rows of a mini-batch on this rank, and the micro-batches that the run splits them into."""
+
+    ends = False
+    """Whether the run ends afterwards: the engine may then hold a gradient."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows, self._cut = rows, 0
+        self._ratios: list[torch.Tensor] = []
+
+    @property
+    def size(self) -> str:
+        """The mini-batch's size as text."""
+        number = ranks.number()
+        where = f" on each of {number} ranks" if number > 1 else ""
+        return f"mini-batch of {self._rows} rows in {micro_batches(self._cut)}{where}"
+
+    def _other_rows(self, group: int = 1) -> int:
+        """The rows, or groups of rows, per micro-batch that give another number of micro-batches; 0 without any.
+
+        It is the same on each rank, and every rank must call it.
+        """
+        of_ranks = ranks.gathered(ranks.Mine(used=torch.tensor([float(self._rows), float(self._cut)])))
+        for rows in (1, 2):
+            if all(each.used[0] % (rows * group) == 0 for each in of_ranks) and any(
+                each.used[0] != each.used[1] * rows * group for each in of_ranks
+            ):
+                return rows
+        return 0
 
 
 def of_sizes(
@@ -77,7 +113,7 @@ def of_ratios(apart: Iterable[torch.Tensor]) -> Relation | None:
     if largest is None:
         return None
     measured = f"{largest:.1g}"
-    if largest <= _FINE:
+    if largest <= FINE:
         return Relation(RATIO, Verdict.HOLDS, measured, "every token's ratio is 1 before the first update")
     text = "largest difference of a token from the engine's own log-probability; causes: rounding in half"
     text += " precision, rollout log-probabilities (bypass mode), or another temperature or mask"
@@ -147,6 +183,21 @@ def squares(gradients: Iterable[torch.Tensor | None]) -> torch.Tensor:
     """Return each gradient's sum of squares."""
     sums = [0.0 if each is None else float(each.double().pow(2).sum()) for each in gradients]
     return torch.tensor(sums, dtype=torch.float64)
+
+
+def local_gradients(named: Mapping[str, torch.nn.Parameter]) -> list[torch.Tensor | None]:
+    """Return this rank's part of each parameter's gradient."""
+    return [None if each.grad is None else local(each.grad) for each in named.values()]
+
+
+def sketched(gradients: Sequence[torch.Tensor | None], named: Mapping[str, torch.nn.Parameter]) -> torch.Tensor:
+    """Return the sketch of this rank's parts of these parameters' gradients."""
+    return sketch(gradients, [local(each).numel() for each in named.values()])
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def noting(loss: Callable[..., Any], apart: list[torch.Tensor], mask_name: str) -> Callable[..., Any]:

@@ -17,17 +17,14 @@ import torch
 
 from . import frequencies, mini_batch, parameters, ranks, sharding, sketches, states, window
 from .mini_batch import SIZES
-from .relation import Relation, Verdict, micro_batches, not_checked
+from .relation import Relation, Verdict, not_checked
 
 REFERENCE = "reference log-probabilities"
 ACCUMULATED = "accumulated gradient"
 _MASKED = ("action_log_probs", "base_action_log_probs", "rollout_log_probs", "values", "returns", "advantages")
-_MOVED = 1.0
-"""How far a reference is moved from the policy, in nats."""
-_FINE = 1e-4
 
 
-class TrainerRehearsal:
+class TrainerRehearsal(mini_batch.MiniBatch):
     """The rehearsal of one mini-batch.
 
     Args:
@@ -35,10 +32,8 @@ class TrainerRehearsal:
         given: the arguments of its ``ppo_train``.
     """
 
-    ends = False
-    """Whether the run ends afterwards: the engine may then hold a gradient."""
-
     def __init__(self, trainer: Any, *given: Any, **named: Any) -> None:
+        super().__init__(0)  # `_cannot` sets the number of rows
         self._trainer, self._given, self._named_given = trainer, given, named
         self.of_a_critic = hasattr(trainer, "critic")
         self._part = "critic" if self.of_a_critic else "actor"
@@ -47,8 +42,6 @@ class TrainerRehearsal:
         zero = hasattr(self._engine, "zero_optimization_stage")
         self._where = sharding.Zero(self._engine) if zero else sharding.Whole(self._engine)
         self._dynamic = bool(_train(trainer.args).get("dynamic"))
-        self._rows, self._cut = 0, 0
-        self._ratios: list[torch.Tensor] = []
 
     @property
     def name(self) -> str:
@@ -56,13 +49,6 @@ class TrainerRehearsal:
         loss = self._trainer.critic_loss_fn if self.of_a_critic else self._trainer.actor_loss_fn
         kind = getattr(loss, "policy_loss_type", "")
         return f"{type(self._trainer).__name__}, {type(loss).__name__}{f' ({kind})' if kind else ''}"
-
-    @property
-    def size(self) -> str:
-        """The mini-batch's size as text."""
-        number = ranks.number()
-        where = f" on each of {number} ranks" if number > 1 else ""
-        return f"mini-batch of {self._rows} rows in {micro_batches(self._cut)}{where}"
 
     def relations(self) -> list[Relation]:
         """Return all relations; they are the same on each rank, and every rank must call it."""
@@ -122,8 +108,7 @@ class TrainerRehearsal:
         items = self._trainer.replay_buffer.items[: self._rows]
         self._squares = torch.zeros(0)
         used = self._gradient(items, notes=True)
-        rows = 1 if self._cut != self._rows else 2
-        if self._rows % rows or self._rows == 1:
+        if not (rows := self._other_rows()):
             return [not_checked(SIZES, "each rank's mini-batch has one row, or cannot be divided otherwise")]
         random.another().put_back()
         again = self._gradient(items, scale=window.SCALE) / window.SCALE
@@ -163,7 +148,7 @@ class TrainerRehearsal:
             return None
         moved = [_filled(each) for each in items]
         for each in moved:
-            each.base_action_log_probs = each.action_log_probs + _MOVED * each.action_mask
+            each.base_action_log_probs = each.action_log_probs + mini_batch.MOVED * each.action_mask
         pair = [self._gradient(moved, coefficient=coefficient) for coefficient in (1.0, 0.0)]
         with_it, without = mini_batch.together(pair, sharded=False)
         return mini_batch.of_divergence(with_it, without, noise)
@@ -178,7 +163,7 @@ class TrainerRehearsal:
         largest = mini_batch.over_ranks(apart)
         if largest is None or self.of_a_critic:
             return None
-        if largest <= _FINE:
+        if largest <= mini_batch.FINE:
             return Relation(REFERENCE, Verdict.HOLDS, f"{largest:.1g}", "the KL is 0: the reference is the policy")
         text = "largest difference of a token; causes: a run that continues, another reference model, or rounding"
         return Relation(REFERENCE, Verdict.NOTE, f"{largest:.1g}", text)

@@ -15,22 +15,20 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from . import frequencies, mini_batch, parameters, ranks, sharding, sketches, states, window
+from . import frequencies, mini_batch, parameters, ranks, sharding, states, window
 from .mini_batch import KL, SIZES
-from .relation import Relation, Verdict, micro_batches, not_checked
+from .relation import Relation, Verdict, not_checked
 
 ADVANTAGES = "advantages"
 OUTPUTS = "outputs of samples"
 _MASKED = ("action_log_probs", "base_action_log_probs", "rollout_logprobs", "values", "returns", "advantages")
-_MOVED = 1.0
-"""How far a reference is moved from the policy, in nats."""
 _APART = 0.1
 """Log-probabilities of a sample in other micro-batches differ by less, in nats, on average."""
 _OF_RESPONSES = ("grpo", "rloo")
 """SkyRL's estimators that give all tokens of a response one advantage."""
 
 
-class WorkerRehearsal:
+class WorkerRehearsal(mini_batch.MiniBatch):
     """The rehearsal of one mini-batch.
 
     Args:
@@ -40,11 +38,10 @@ class WorkerRehearsal:
     """
 
     def __init__(self, worker: Any, data: Any, *given: Any, **named: Any) -> None:
+        super().__init__(len(data))
         self._worker, self._data, self._given, self._named_given = worker, data, given, named
         self.of_a_critic = hasattr(worker, "critic_loss_fn")
         self._loss = named.get("loss_fn", given[0] if given else None)
-        self._rows, self._cut = len(data), 0
-        self._ratios: list[torch.Tensor] = []
         self._outputs: Any = None
 
     @property
@@ -52,13 +49,6 @@ class WorkerRehearsal:
         """The worker's class, and its loss."""
         loss = "value loss" if self.of_a_critic else self._loss or self._worker.cfg.algorithm.policy_loss_type
         return f"{type(self._worker).__name__}, {loss}"
-
-    @property
-    def size(self) -> str:
-        """The mini-batch's size as text."""
-        number = ranks.number()
-        where = f" on each of {number} ranks" if number > 1 else ""
-        return f"mini-batch of {self._rows} rows in {micro_batches(self._cut)}{where}"
 
     def relations(self) -> list[Relation]:
         """Return all relations; they are the same on each rank, and every rank must call it."""
@@ -102,7 +92,7 @@ class WorkerRehearsal:
                 return f"{kind.__name__} or its {method} is not SkyRL's"
         if any("FlatParameter" in type(each).__name__ for each in worker.model.parameters()):
             return "the weights are sharded by FSDP1"
-        if any(each.grad is not None and bool(_local(each.grad).any()) for each in worker.model.parameters()):
+        if any(each.grad is not None and bool(mini_batch.local(each.grad).any()) for each in worker.model.parameters()):
             return "the gradients of another request are there already"
         return ""
 
@@ -111,17 +101,7 @@ class WorkerRehearsal:
     def _of_gradients(self, random: states.Random) -> list[Relation | None]:
         self._squares = torch.zeros(0)
         used = self._gradient(self._data, notes=True)
-        of_ranks = ranks.gathered(ranks.Mine(used=torch.tensor([float(self._rows), float(self._cut)])))
-        rows = next(
-            (
-                rows
-                for rows in (1, 2)
-                if all(each.used[0] % rows == 0 for each in of_ranks)
-                and any(each.used[0] != each.used[1] * rows for each in of_ranks)
-            ),
-            0,
-        )
-        if not rows:
+        if not (rows := self._other_rows()):
             return [not_checked(SIZES, "each rank's mini-batch has one row, or cannot be divided otherwise")]
         random.another().put_back()
         again = self._gradient(self._data, scale=window.SCALE) / window.SCALE
@@ -146,7 +126,7 @@ class WorkerRehearsal:
         if not algorithm.kl_loss_coef or base is None:
             return not_checked(KL, "its coefficient is 0, or there is no reference")
         data = self._filled()
-        data["base_action_log_probs"] = data["action_log_probs"] + _MOVED * data["loss_mask"]
+        data["base_action_log_probs"] = data["action_log_probs"] + mini_batch.MOVED * data["loss_mask"]
         pair = [self._gradient(data, kl_loss_coef=coefficient) for coefficient in (1.0, 0.0)]
         with_it, without = mini_batch.together(pair, self._sharded)
         return mini_batch.of_divergence(with_it, without, noise)
@@ -216,7 +196,7 @@ class WorkerRehearsal:
         if notes:
             self._cut, self._own_outputs = strategy.taken, self._outputs
             self._squares = mini_batch.squares(strategy.gradients)
-        found = sketches.sketch(strategy.gradients, [_local(each).numel() for each in self._named.values()])
+        found = mini_batch.sketched(strategy.gradients, self._named)
         self._clear()
         return found
 
@@ -248,7 +228,7 @@ class _Taking:
         self._strategy.backward(loss * self._scale, *given, **named)
 
     def optimizer_step(self, *_: Any, **__: Any) -> None:
-        self.gradients = [None if each.grad is None else _local(each.grad) for each in self._named.values()]
+        self.gradients = mini_batch.local_gradients(self._named)
 
 
 def _fresh(data: Any) -> Any:
@@ -267,7 +247,3 @@ def _near(one: Any, other: Any) -> bool:
     if one is None or other is None or len(one) != len(other):
         return one is None and other is None
     return bool(sum(abs(a - b) for a, b in zip(one, other, strict=True)) <= _APART * len(one))
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

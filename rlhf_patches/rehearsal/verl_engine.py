@@ -14,20 +14,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import distributed
-from torch.distributed.tensor import DTensor
 
-from . import frequencies, mini_batch, parameters, ranks, states, window
+from . import frequencies, mini_batch, parameters, states, window
 from .mini_batch import SIZES
-from .relation import Relation, micro_batches, not_checked
-from .sketches import sketch
+from .relation import Relation, not_checked
 
 _SELECTING = ("clip_cov", "kl_cov")
 """verl's losses that treat some tokens of each micro-batch differently, by definition."""
 _FSDP = "verl.workers.engine.fsdp."
 
 
-class EngineRehearsal:
+class EngineRehearsal(mini_batch.MiniBatch):
     """The rehearsal of one mini-batch.
 
     Args:
@@ -37,9 +34,8 @@ class EngineRehearsal:
     """
 
     def __init__(self, engine: Any, data: Any, loss_function: Callable[..., Any]) -> None:
+        super().__init__(len(data))
         self._engine, self._data, self._loss = engine, data, loss_function
-        self._rows, self._cut = len(data), 0
-        self._ratios: list[torch.Tensor] = []
 
     def relations(self) -> list[Relation]:
         """Return all relations; they are the same on each rank, and every rank must call it."""
@@ -74,18 +70,12 @@ class EngineRehearsal:
         loss = self._loss.func if isinstance(self._loss, functools.partial) else self._loss
         return f"{type(self._engine).__name__}, {getattr(loss, '__name__', type(loss).__name__)}"
 
-    @property
-    def size(self) -> str:
-        """The mini-batch's size as text."""
-        number = distributed.get_world_size()
-        where = f" on each of {number} ranks" if number > 1 else ""
-        return f"mini-batch of {self._rows} rows in {micro_batches(self._cut)}{where}"
-
     def _of_sizes(self, random: states.Random) -> Relation:
         """The gradient as the run computes it must be the gradient in micro-batches of another size."""
         used = self._gradient(self._noting)
-        self._norms = mini_batch.squares(self._gradients())
-        if not (rows := self._other_size()):
+        self._norms = mini_batch.squares(mini_batch.local_gradients(self._named))
+        group = int(_verl("utils.tensordict_utils").get_non_tensor_data(self._data, "force_group_size", 1))
+        if not (rows := self._other_rows(group)):
             return not_checked(SIZES, "each rank's mini-batch has one row, or cannot be divided otherwise")
         random.another().put_back()
         again = self._gradient(self._scaled) / window.SCALE
@@ -99,17 +89,6 @@ class EngineRehearsal:
         given = self._loss.keywords if isinstance(self._loss, functools.partial) else {}
         return str(getattr(getattr(given.get("config"), "policy_loss", None), "loss_mode", ""))
 
-    def _other_size(self) -> int:
-        """The rows per micro-batch that give another number of micro-batches; 0 if there are none."""
-        of_ranks = ranks.gathered(ranks.Mine(used=torch.tensor([float(self._rows), float(self._cut)])))
-        group = int(_verl("utils.tensordict_utils").get_non_tensor_data(self._data, "force_group_size", 1))
-        for rows in (1, 2):
-            if all(each.used[0] % (rows * group) == 0 for each in of_ranks) and any(
-                each.used[0] != each.used[1] * rows * group for each in of_ranks
-            ):
-                return rows
-        return 0
-
     # -- calls of the engine
 
     def _gradient(self, loss_function: Callable[..., Any], **settings: Any) -> torch.Tensor:
@@ -118,11 +97,7 @@ class EngineRehearsal:
         _verl("utils.tensordict_utils").assign_non_tensor(data, **settings)
         self._engine.optimizer_zero_grad()
         self._engine.forward_backward_batch(data, loss_function, forward_only=False)
-        return sketch(self._gradients(), [_local(each).numel() for each in self._named.values()])
-
-    def _gradients(self) -> list[torch.Tensor | None]:
-        """This rank's part of each parameter's gradient."""
-        return [None if each.grad is None else _local(each.grad) for each in self._named.values()]
+        return mini_batch.sketched(mini_batch.local_gradients(self._named), self._named)
 
     def _noting(self, *given: Any, **named: Any) -> Any:
         """The engine's loss; counts micro-batches, and compares log-probabilities."""
@@ -139,10 +114,6 @@ class EngineRehearsal:
     def _scaled(self, *given: Any, **named: Any) -> Any:
         loss, *more = self._loss(*given, **named)
         return (loss * window.SCALE, *more)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _verl(name: str) -> Any:
