@@ -6,7 +6,7 @@
 #   logprob   benchmarks/logprob_on_gpu.py
 #   fuzz      random programs against the in-place gradient
 #   prove     `prove --gpu` of each patch whose proof computes on a GPU
-#   tests     tests/gpu
+#   tests     tests/gpu, with the rehearsal of right runs in bf16
 # The machine brings torch for CUDA, Triton, transformers and pytest.
 set -u
 cd "$(dirname "$0")/.."

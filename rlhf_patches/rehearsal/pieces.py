@@ -141,7 +141,8 @@ def kind(model: torch.nn.Module) -> type:
 
 def judge(name: str, gradients: Mine, noise: float) -> Relation:
     """Compare the gradient of all pieces together, ``gradients.used``, with the gradients of the pieces."""
-    laws = {law.replace("micro-batch", "piece"): weights for law, weights in ranks.laws([gradients]).items()}
+    units = "rows" if name == ROWS else "documents"
+    laws = {law.replace("micro-batches", units): weights for law, weights in ranks.laws([gradients]).items()}
     judged = window.judge(gradients.used, gradients.own, laws, noise)
     measured = f"{judged.deviation:.0e}" if judged.law else f"{judged.deviation:.2g}"
     if judged.law:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf_patches.rehearsal import formula, labels, ranks
+from rlhf_patches.rehearsal import formula, labels, pieces, ranks
+from rlhf_patches.rehearsal.relation import Verdict
 
 END, START, SPACE = 9, 8, 7
 
@@ -139,3 +140,11 @@ def test_a_loss_of_labels_that_are_shifted_twice_deviates():
     right = formula.cross_entropy(logits, wanted)
     assert formula.judge(right, right, 1e-7).verdict.value == "holds"
     assert formula.judge(twice, right, 1e-7).verdict.value == "deviates"
+
+
+@pytest.mark.parametrize(("name", "units"), [(pieces.ROWS, "rows"), (pieces.DOCUMENTS, "documents")])
+def test_a_mean_names_what_a_micro_batch_was_split_into(name, units):
+    own = torch.eye(2)
+    judged = pieces.judge(name, ranks.Mine(used=own.mean(0), own=own), noise=1e-7)
+    assert judged.verdict is Verdict.HOLDS
+    assert judged.text == f"the mean over {units} (noise 1e-07)"
