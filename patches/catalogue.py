@@ -391,7 +391,7 @@ LISTED = (
     )),
     Listed('transformers-collator-eos', 'rlhf_patches.patches.transformers.collator_eos:PATCH', (
         ListedVariant(distribution='transformers', versions='>=4.45.2,<=5.24.0', modules=('transformers.data.data_collator',), rewrites=True),
-    ), 'open upstream since 2023, where a change that warns was closed; packed rows get labels at each end'),
+    ), "upstream's issue is open since 2023, and a pull request that only warns was closed"),
     Listed('transformers-eval-loss', 'rlhf_patches.patches.transformers.eval_loss:PATCH', (
         ListedVariant(distribution='transformers', versions='>=4.46.2,<4.49.0', modules=('transformers.trainer',), rewrites=True),
         ListedVariant(distribution='transformers', versions='>=4.57.0,<5.23.0', modules=('transformers.trainer',), rewrites=True),

@@ -57,8 +57,8 @@ policy that you pass as a `MixedPrecision` or a dictionary.""",
 With FSDP1, accelerate trained with rounded rotary frequencies. With the patch, attention between distant tokens is that
 of the pretrained model and of the inference engine: losses on long sequences are lower at the start, and the ratio of a
 policy to its rollouts is closer to 1. A checkpoint that was trained for long without the patch has adapted to the
-rounded frequencies, but is served with exact ones: its loss at the first steps with the patch is the one that
-inference has.""",
+rounded frequencies, but is served with exact ones: its loss at the first steps with the patch is its loss at
+inference.""",
     references=("https://github.com/huggingface/accelerate/pull/2544",),
     variants=(
         Variant(

@@ -48,9 +48,9 @@ PATCH = Patch(
     ),
     symptom="""\
 With `dispatch_batches=True` on N ranks a run that resumes after K steps of an epoch continues with the samples of step
-K / N: the samples up to step K come twice, the epoch has more steps than remain, and a trainer that counts the
-remaining steps never sees the last samples. No error. On one rank, with `split_batches=True`, and with an iterable
-data set the bug does not occur.""",
+K / N: those from there to step K come twice, the epoch has more steps than remain, and a trainer that counts the
+remaining steps never sees the last samples. No error. On one rank, with `split_batches=True`, and with an iterable data
+set the bug does not occur.""",
     cause="""\
 `skip_first_batches` skips K batches of the sampler. A step of `DataLoaderDispatcher` takes one batch per rank.""",
     repair="""\

@@ -197,8 +197,8 @@ class, and is identical to it in everything but `param_groups`. DeepSpeed works 
 
 A scheduler whose lists you have changed to those of the remaining groups works as before. So does one whose optimizer
 gets an empty group back, one whose `get_lr()` returns as many rates as groups remain, and one with your own `step()` or
-`_update_lr()`. The same holds for your own `get_lr()` if the patch cannot count its rates: those of a generator, or of
-a subclass of `CosineAnnealingWarmRestarts` or of DeepSpeed's schedulers.
+`_update_lr()`. The same holds for a `get_lr()` of yours whose rates the patch cannot count: a generator, or in a
+subclass of `CosineAnnealingWarmRestarts` or of DeepSpeed's schedulers.
 
 The patch detects schedulers that derive from torch's `LRScheduler` whether or not they were passed to
 `deepspeed.initialize`, and DeepSpeed's own if they were passed. It does not detect a scheduler that `gc.freeze()` hides

@@ -32,8 +32,8 @@ which `deepspeed-offload-accumulation` repairs. The bug was reproduced in 0.15.2
 code is the same, and does not run with a current torch.""",
     what_to_do="""\
 If every micro-batch uses every trained parameter, the run is right and needs no change. Otherwise add `sum((0 *
-p).sum() for p in model.parameters())` to each loss, or do not offload the optimizer. ZeRO-1 alone does not help. No
-release up to 0.19.8 has a repair.
+p).sum() for p in model.parameters())` to each loss, or do not offload the optimizer. ZeRO-1 with offload has the bug,
+too. No release up to 0.19.8 has a repair.
 
 An affected run is reported one step later, on the rank whose partition of the optimizer has such a parameter. By
 default only rank 0 logs it; `RLHF_PATCHES_LOG=warning:all` makes all ranks log it, and `RLHF_PATCHES_REPORT` records

@@ -43,10 +43,10 @@ DeepSpeed 0.19.2 leaves all buffers alone. The patch casts all other buffers as 
 that is not transformers' own code, such as a model with `trust_remote_code`: rank 0 logs one warning.""",
     changes_numbers="""\
 Before 0.19.2, DeepSpeed trained with rounded rotary frequencies. With the patch, attention between distant tokens is
-that of the pretrained model and of the inference engine: losses on long sequences are lower at the start, and the
-ratio of a policy to its rollouts is closer to 1. A checkpoint that was trained for long without the patch has adapted
-to the rounded frequencies, but is served with exact ones: its loss at the first steps with the patch is the one that
-inference has.""",
+that of the pretrained model and of the inference engine: losses on long sequences are lower at the start, and the ratio
+of a policy to its rollouts is closer to 1. A checkpoint that was trained for long without the patch has adapted to the
+rounded frequencies, but is served with exact ones: its loss at the first steps with the patch is its loss at
+inference.""",
     references=(
         "https://github.com/deepspeedai/DeepSpeed/pull/8066",
         "https://github.com/deepspeedai/DeepSpeed/issues/5812",

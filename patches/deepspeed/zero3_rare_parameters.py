@@ -121,7 +121,7 @@ PATCH = Patch(
     summary="ZeRO-3 uses only this step's gradients, also for parameters that not every micro-batch uses",
     harm="wrong gradient",
     bug="ZeRO-3 uses gradients of the previous step for parameters that not every micro-batch uses",
-    when="ZeRO-3, and a trained parameter not used in a step, in its first micro-batch or (offload) in its last",
+    when="ZeRO-3, and a trained parameter that a step, its first micro-batch or (with offload) its last does not use",
     excluded_by=("zero_optimization.stage=absent|0|1|2",),
     symptom="""\
 ZeRO-3 trains a parameter that some micro-batches use and others do not: an expert that no token was routed to, a vision

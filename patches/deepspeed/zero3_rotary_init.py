@@ -37,10 +37,9 @@ code stay as released too: a subclass, a method or a function for frequencies of
 DeepSpeed before 0.19.2 also rounds all buffers later: `deepspeed-rotary-precision` repairs that.""",
     changes_numbers="""\
 ZeRO-3 trained with rounded rotary frequencies. With the patch, attention between distant tokens is that of the
-pretrained model and of the inference engine: losses on long sequences are lower at the start, and the ratio of a
-policy to its rollouts is closer to 1. A checkpoint that was trained for long without the patch has adapted to the
-rounded frequencies, but is served with exact ones: its loss at the first steps with the patch is the one that
-inference has.""",
+pretrained model and of the inference engine: losses on long sequences are lower at the start, and the ratio of a policy
+to its rollouts is closer to 1. A checkpoint that was trained for long without the patch has adapted to the rounded
+frequencies, but is served with exact ones: its loss at the first steps with the patch is its loss at inference.""",
     references=(
         "https://github.com/deepspeedai/DeepSpeed/issues/4932",
         "https://github.com/huggingface/transformers/issues/28685",

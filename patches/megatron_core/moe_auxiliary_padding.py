@@ -110,14 +110,14 @@ each expert has already written into the tensor that they are counted from, so t
 With a mask, the patch does not multiply the number by the ranks again. The gradient then equals that of one rank, also
 if ranks have unequal numbers of valid tokens.
 
-Without a mask, without `--calculate-per-token-loss`, and with TP and CP of 1, results are bitwise identical. A number
-of tokens that your own router or your own repair counts on each rank or divides is not affected. The z-loss, which is
-right with a mask, is not affected.
+Without a mask, without `--calculate-per-token-loss`, and with TP and CP of 1, results are bitwise identical. The number
+is not affected if your own router or repair counts it on each rank, or divides it. The z-loss, which is right with a
+mask, is not affected.
 
 The patch does not change a router if its functions for these losses, including `routing` and `forward`, or
 `MoEAuxLossAutoScaler`, `compute_routing_scores_for_aux_loss` or `switch_load_balancing_loss_func`, are not Megatron's
 own, or if it has a hook of yours, because they may divide the loss. Rank 0 logs one warning then, if it has such a
-router. It does not repair the `global_aux_loss` coefficient, which is 1 / DP of the configured one without a mask:
+router. It does not repair the `global_aux_loss` coefficient, which without a mask is 1 / DP of the configured one:
 `megatron-core-moe-auxiliary-global` repairs that.""",
     references=("https://github.com/NVIDIA/Megatron-LM/issues/7452",),
     variants=(

@@ -25,9 +25,9 @@ strategy).""",
 `enable_adapters` sets `requires_grad` of all registered parameters. While FSDP has gathered them, these are views of
 its flat parameter, and a view's flag cannot be set.""",
     repair="""\
-Views are left as they are, as in 0.19.0: they are gone after the backward pass, and the flags of the parameters behind
-them have not been set. If the parameters were frozen on entry and are views on exit, the patch makes the parameters
-behind the views trainable again; 0.19.0 leaves them frozen.
+The patch sets no flags of views, as 0.19.0: the views are gone after the backward pass, and the parameters behind them
+keep their flags. If entering `disable_adapter()` froze the parameters, and they are views on exit, the patch makes the
+parameters behind the views trainable again; 0.19.0 leaves them frozen.
 
 Not repaired: `set_adapter`, called by itself on views, raises as before, since the adapter could not become trainable;
 and LN tuning, which has its own `enable_adapters`. FSDP2 and `use_orig_params=False` show no views.""",

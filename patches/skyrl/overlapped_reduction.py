@@ -17,7 +17,7 @@ ADVICE = Advice(
 SkyRL with Megatron and `trainer.policy.megatron_config.ddp_config.overlap_grad_reduce=true`, which is not the default:
 if a step has more micro-batches than the first step of the run, the gradients of the last ones stay on their rank.
 Ranks then train on different gradients. There is no error. If it has fewer, megatron-core raises `AssertionError:
-Communication call has not been issued for this bucket`. Numbers change with `max_tokens_per_microbatch`, and with
+Communication call has not been issued for this bucket`. The number changes with `max_tokens_per_microbatch`, and with
 batches that are not full.""",
     cause="""\
 megatron-core reduces a bucket of gradients once each of its parameters has had as many gradients as in the first step,

@@ -96,8 +96,8 @@ PATCH = Patch(
 With `slime.rollout.fully_async_rollout.generate_rollout_fully_async`, most sampled groups are never trained on. An
 epoch ends after far fewer steps than it has prompts for, engines are busy, and training waits for them. Of the finished
 groups, those of the earliest prompts are kept. No error is raised; `queue_left` in the log is near 0 after each
-rollout. The loss grows with the number of groups that are sampled at once: `--sglang-server-concurrency` (512) times
-the engines, relative to `--rollout-batch-size`.""",
+rollout. More groups are lost if more are sampled at once: `--sglang-server-concurrency` (512) times the engines,
+relative to `--rollout-batch-size`.""",
     cause="""\
 `_generate_rollout_async` empties the worker's queue, which has all groups that finished since the last step, returns
 the first `rollout_batch_size` of them by index, and discards the others. Their prompts were taken from the data source
@@ -108,16 +108,16 @@ A step takes as many groups as it still needs, in the order in which they finish
 next step. As in upstream's repair (PR 2238), the queue has no bound of its own, and the worker takes no new prompt
 while as many groups wait as it samples at once: at most twice that many wait. Within one process, each prompt of the
 data source is trained on once, except for those of groups that fail. If there are never more finished groups than a
-step needs, nothing changes. Your own rollout that takes groups from slime's worker, or calls slime's rollout, may wait
-for 1000, as released. So may your own function in place of slime's `_get_global_worker`.
+step needs, nothing changes. Your own rollout that takes groups from slime's worker, or calls slime's rollout, lets up
+to 1000 groups wait, as released. So does your own function in place of slime's `_get_global_worker`.
 
 The patch does not repair a resumed run. Groups that wait or are being sampled when a process ends are lost: checkpoints
 do not contain them, and slime's data source continues after their prompts.
 
-The patch does not change your own worker with any function of its own, and logs one warning. A step takes all groups of
-such a worker and may drop some, and its queue holds 1000, as released. The patch does not repair the rollout of the
-examples' folder up to 0.2.4, which is not a module of slime. main has the repair and still has version 0.3.1: the patch
-is refused there because its code is not that of 0.3.1, and is not needed.""",
+The patch does not change a worker of yours with any function of its own, and logs one warning: as released, a step may
+drop some of its groups, and its queue holds 1000. The patch does not repair the rollout of the examples' folder up to
+0.2.4, which is not a module of slime. slime's main branch has the repair and still has version 0.3.1. The patch is
+refused there, and not needed.""",
     references=("https://github.com/THUDM/slime/pull/2238", "https://github.com/THUDM/slime/pull/1920"),
     variants=(
         Variant(

@@ -29,13 +29,13 @@ that you may delete the file if nothing builds.
 How the process is certain: a builder with the patch writes its machine, boot and process into the file and holds a lock
 on it (`flock`), which the kernel releases when the process ends. This lock is valid on the same machine, in the same
 boot. A builder without the patch keeps the file open while it builds, and the kernel grants a lease on a file only if
-nobody else has it open. The lease, and a file of an earlier boot, are valid on file systems of one machine only (ext4,
-xfs, btrfs, f2fs, zfs, tmpfs, overlay). On any other, such as NFS, a builder may run on another machine, so the process
+nobody else has it open. The lease, and a file of an earlier boot, count on file systems of one machine only (ext4, xfs,
+btrfs, f2fs, zfs, tmpfs, overlay). On any other, such as NFS, a builder may run on another machine, so the process
 waits. Compilers may outlive the builder: the process does not take the file over while a process works in the folder of
 the extension, or if processes of another container are not visible. Nor does it take over another user's file.
 
-Processes with and without the patch can wait for each other: the existence of the file has the same meaning as before.
-On systems other than Linux everything is as released. torch 2.14.0 itself locks the file by `flock`, everywhere.""",
+Processes with and without the patch work together: the existence of the file has the same meaning as before. On systems
+other than Linux everything is as released. torch 2.14.0 itself locks the file by `flock`, everywhere.""",
     references=(
         "https://github.com/pytorch/pytorch/issues/189245",
         "https://github.com/pytorch/pytorch/pull/190543",

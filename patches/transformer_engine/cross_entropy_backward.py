@@ -74,7 +74,7 @@ The patch multiplies each token's row in place by that token's own gradient. It 
 and rounds once. The host reads nothing, so CUDA graphs (`is_cg_capturable`, 2.7.0 and later) capture the call. The
 patch reverts the factor of 2.2.0 to 2.4.0. Gradients of a mean (`reduce_loss=True`) are bitwise identical.
 
-Not repaired, since these errors occur in the kernels before:
+Not repaired, because these errors occur in earlier kernels:
 
 - forward overwrites the caller's logits with the gradient (up to 2.17.1), and a second backward of a retained graph
   multiplies once more (up to 2.18.0);

@@ -47,7 +47,7 @@ PATCH = Patch(
     summary="with gradient accumulation or several ranks, models other than causal LMs keep their gradient's size",
     harm="wrong gradient",
     bug="the gradient is multiplied by accumulation steps and ranks (in 5.2.0 to 5.5.3 a causal LM's is divided)",
-    when="gradient accumulation or several ranks; T5, BERT, classifiers, others with **kwargs; mixtures of experts",
+    when="gradient accumulation or several ranks; T5, BERT, classifiers, forwards with **kwargs; mixtures of experts",
     symptom="""\
 `Trainer` with `gradient_accumulation_steps` above 1 trains T5, BART, BERT (masked LM too), DeBERTa and every classifier
 on a gradient that is too large by the number of steps, and on several ranks also by the number of ranks: with eight
@@ -79,7 +79,7 @@ first micro-batch of each window.
 
 The patch supports DistributedDataParallel, FSDP, DeepSpeed, PEFT, gradient checkpointing and mixed precision.
 
-**The patch does not change any other loss, and logs one line on rank 0**, with:
+**The patch does not change any other loss, and logs one line on rank 0.** Such losses are those with:
 
 - your own model, loss, head, label smoother, or `compute_loss_context_manager`;
 - your own `training_step`, training loop or `_clip_grad_norm`, which may divide gradients;
@@ -102,8 +102,8 @@ The patch honors `loss_is_scaled_for_ga` and `accepts_loss_kwargs`.
 released and with the patch.
 
 Not repaired: 4.46.0 to 4.48.0, where other statements are wrong; for evaluation, see `transformers-eval-loss`. The
-patch cannot see your own division in a callback, an optimizer or the learning rate: remove it. Until 4.54.1 the
-last window of an epoch counts as if it were complete, as it does in these releases for every model that takes no
+patch cannot see your own division in a callback, an optimizer or the learning rate: remove it. Up to 4.54.1 an
+incomplete last window of an epoch is divided as if it were complete; these releases do the same for models without
 `**kwargs`.""",
     references=(
         "https://github.com/huggingface/transformers/issues/47688",
@@ -133,9 +133,9 @@ last window of an epoch counts as if it were complete, as it does in these relea
 T5, BERT, classifiers and similar models were trained on a gradient that was multiplied by the accumulation steps and
 the ranks (since 4.54.0 or 5.0.0), causal LMs in 5.2.0 to 5.5.3 on a gradient that was divided by the accumulation
 steps. With the patch both have the size that one large batch gives. With Adam the tuned learning rate still fits,
-unless `max_grad_norm` clipped the larger gradient, or epsilon matters. With SGD multiply the learning rate by that
-factor (divide it for models that 5.2.0 to 5.5.3 trained). Review clipping and learning rate of a run that was tuned
-without the patch; you can continue to train its checkpoints.""",
+unless `max_grad_norm` clipped the larger gradient, or epsilon matters. With SGD multiply the learning rate by the
+factor that is gone (for causal LMs of 5.2.0 to 5.5.3, divide it). Review clipping and learning rate of a run that was
+tuned without the patch; you can continue to train its checkpoints.""",
     conditions=(
         Condition("transformers.trainer:Trainer.training_step", f"{__package__}._conditions:alone", "gradient x"),
     ),

@@ -51,6 +51,6 @@ in the generations.""",
         ),
     ),
     obsolete_when="when the oldest transformers in use reads the attention mask; no release so far does",
-    contested="open upstream since 2023, where a change that warns was closed; packed rows get labels at each end",
+    contested="upstream's issue is open since 2023, and a pull request that only warns was closed",
     conditions=(Condition(_TARGET),),
 )

@@ -128,10 +128,10 @@ instead of one rank's 3.4727.""",
     ),
     obsolete_when="when the oldest transformers in use scales losses in training only; no release so far does",
     changes_numbers="""\
-Since 4.57.0 (with `average_tokens_across_devices=True` from 4.46.2 to 4.48.3) `eval_loss` on several ranks has been
-too large by up to the number of ranks: by that number for models that ignore `num_items_in_batch`, and for
-causal language models by the weight of the last step. With the patch it equals that of one rank. Do not compare it
-with values that were logged without the patch, and set its thresholds again (early stopping). The training is right;
-the checkpoint that was kept as the best may not be the best.""",
+Since 4.57.0 (with `average_tokens_across_devices=True` from 4.46.2 to 4.48.3) `eval_loss` on several ranks has been too
+large by up to the number of ranks: by that number for models that ignore `num_items_in_batch`; by less, most of it from
+the last step, for causal language models. With the patch it equals that of one rank. Do not compare it with values that
+were logged without the patch, and set its thresholds again (early stopping). The training is right; the checkpoint that
+was kept as the best may not be the best.""",
     conditions=(Condition("transformers.trainer:Trainer.prediction_step", f"{_COUNTS}:evaluates_over_ranks"),),
 )

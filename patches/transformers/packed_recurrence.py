@@ -36,7 +36,7 @@ Zamba 2 separate documents if the batch has `seq_idx` (`DataCollatorWithFlatteni
 
 The patches `transformers-packed-linear-attention`, `transformers-packed-state-space` and
 `transformers-packed-short-convolution` repair Qwen3-Next, Qwen3.5, OLMo hybrid, Bamba, Falcon-H1, Nemotron-H and LFM2.
-These families need one of their own, because their layers get no positions.
+They do not reach the layers of this advice, which get no positions.
 
 The process logs this when `Trainer`, or a trainer on it, computes a loss of such a model and its collator joins several
 rows into one. Mamba and Mamba-2, xLSTM and RWKV take no positions at all, and have the same bug.""",

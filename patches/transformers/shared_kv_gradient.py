@@ -68,10 +68,10 @@ Not repaired: your own attention in place of the release's; layers that torch's 
     ),
     obsolete_when="when the oldest transformers in use returns shared keys and values from a layer; no release does",
     changes_numbers="""\
-Since 5.5.2 (Gemma 3n: 5.6.0), runs with reentrant checkpointing have trained the layers up to the last one that stores
-shared keys and values on a gradient without the part that comes through these. With the patch, the gradient norm
-differs: review clipping and learning rate. Adapters that were trained so are usable, but train again if results were
-worse than with `use_reentrant=False`.""",
+Since 5.5.2 (Gemma 3n: 5.6.0), runs with reentrant checkpointing have trained on a gradient without the part that comes
+through shared keys and values. It is missing in the last layer that stores them, and in all layers before. With the
+patch, the gradient norm differs: review clipping and learning rate. Adapters that were trained so are usable, but train
+again if results were worse than with `use_reentrant=False`.""",
     conditions=tuple(
         Condition(target, f"{__package__}._shared_states:computed_again")
         for target in (_GEMMA_4, _GEMMA_3N, _GEMMA_4_UNIFIED)

@@ -20,7 +20,7 @@ import name '{_NAME}' from '{_FROM}'`.""",
 `trl.trainer.dpo_trainer` imports the mapping at its top, and looks up in it whether a model is a vision model.
 transformers 5.0.0 no longer has it. Another mapping in its place would decide differently for some models (Gemma 3,
 for example), so no patch inserts one.""",
-    what_to_do="Pin `transformers<5`, or use trl 0.23.0 or later (before 0.29 with `trl-optional-packages` on).",
+    what_to_do="Pin `transformers<5`, or use trl 0.29.0 or later, or 0.23 to 0.28 with `trl-optional-packages` on.",
     signatures=(Signature("ImportError", f"cannot import name '{_NAME}' from '{_FROM}'", (_MODULE,)),),
     references=(
         "https://github.com/modelscope/ms-swift/issues/9343",

@@ -27,7 +27,7 @@ gradients of a tiny model are 40 % off. No error.
 
 `GRPOTrainer` has the same bug if it computes old log-probabilities: with `steps_per_generation` above
 `gradient_accumulation_steps`, and with `num_iterations` above 1. Its ratio is that of one token, so the error is small.
-With vLLM, `vllm_importance_sampling_correction` must be off, which is on by default since 0.23.0.""",
+With vLLM it occurs only if `vllm_importance_sampling_correction`, on by default since 0.23.0, is off.""",
     cause="""\
 After a generation the trainer computes the old log-probabilities with the model in training mode. The loss computes the
 new ones with another dropout mask. RLOO's ratio is that of a whole sequence, where the differences of all tokens add
@@ -50,9 +50,9 @@ GRPO with vLLM and `vllm_importance_sampling_correction` stays as released. Its 
 old log-probabilities to the engine's. The old ones cancel in the product of both ratios, unless one of them is clipped
 or is that of a sequence. In these cases the two masks still have an effect, which reports do not count.
 
-The patch does not change a `training_step`, `compute_loss`, `_compute_loss`, `_get_per_token_logps_and_entropies`,
-`_prepare_inputs`, `_generate_and_score_completions` or `accelerator.backward` that is not the trainer's, transformers'
-or accelerate's own, and logs its name in one line on rank 0. The same applies to your own training loop, a
+The patch does nothing if a `training_step`, `compute_loss`, `_compute_loss`, `_get_per_token_logps_and_entropies`,
+`_prepare_inputs`, `_generate_and_score_completions` or `accelerator.backward` is not the trainer's, transformers' or
+accelerate's own, and logs its name in one line on rank 0. The same applies to your own training loop, a
 `_clip_grad_norm`, a hook of a parameter's gradient, and LOMO, which updates weights in each backward.""",
     changes_numbers="""\
 Since TRL 0.22.0, RLOO with dropout trained on a part of its sequences only, with random weights. With the patch no

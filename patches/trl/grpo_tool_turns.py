@@ -63,9 +63,9 @@ PATCH = Patch(
     excluded_by=("use_vllm=false|absent", "vllm_mode=colocate|absent", "trl=sft|dpo|kto|reward|rloo"),
     symptom="""\
 `GRPOTrainer` with `tools` (or environments) and `vllm_mode="server"`: the text after a tool call does not fit the
-conversation. Of the conversations that have called a tool, the trainer continues only every `num_generations`-th, as
-often as there are generations. The others receive these continuations, with their log-probabilities: the answer to
-another prompt, or to another tool result. Rewards, importance ratios and gradients are computed from such texts. No
+conversation. Of the conversations that have called a tool, the trainer continues only every `num_generations`-th, but
+each of these `num_generations` times. The others receive these continuations, with their log-probabilities: the answer
+to another prompt, or to another tool result. Rewards, importance ratios and gradients are computed from such texts. No
 error, on one GPU too.""",
     cause="""\
 The loop reuses the method of the first generation, where prompts come in groups of `num_generations` equal prompts:

@@ -142,8 +142,8 @@ The patch does not change a trainer with its own `training_step`, `_generate_vll
 several ranks with weights sharded by ZeRO-3 or FSDP. There one rank may generate more often than the others, and would
 wait for them.""",
     changes_numbers="""\
-Since TRL 0.28.0 with sleep mode and gradient accumulation, Online DPO trained on completions of no model in all
-micro-batches of a step but one. Repeat such a run.""",
+Since TRL 0.28.0 with sleep mode and gradient accumulation, Online DPO trained on completions of no model from the
+second micro-batch of each step on. Repeat such a run.""",
     references=(
         "https://github.com/huggingface/trl/issues/5312",
         "https://github.com/vllm-project/vllm/issues/29341",

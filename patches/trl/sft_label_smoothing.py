@@ -13,7 +13,7 @@ PATCH = Patch(
     summary="SFT trains with label smoothing, and with a compute_loss_func, by default",
     harm="crash",
     bug="the first step raises: the metrics need what only a forward pass with labels returns",
-    when="SFTTrainer with label_smoothing_factor or a compute_loss_func, without loss_type in TRL 1.7.0 to 1.14.2",
+    when="SFTTrainer with label_smoothing_factor or a compute_loss_func; loss_type chunked_nll (default since 1.7.0)",
     excluded_by=("trl=dpo|grpo|kto|reward|rloo",),
     symptom="""\
 `SFTTrainer` with `label_smoothing_factor` or a `compute_loss_func` raises in its first step: `AttributeError:

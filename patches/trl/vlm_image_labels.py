@@ -22,7 +22,7 @@ PATCH = Patch(
     name="trl-vlm-image-labels",
     summary="SFT of vision-language models does not train placeholders of images as text",
     harm="wrong gradient",
-    bug="each placeholder of an image is a label: the model is trained to predict it, and the loss is divided by it",
+    bug="placeholders of images are labels: the model is trained to predict them, and they are part of the mean loss",
     when="SFTTrainer with a vision-language model and conversations or text, without completion_only_loss",
     excluded_by=("trl=dpo|grpo|kto|reward|rloo",),
     symptom="""\

@@ -44,7 +44,7 @@ The agent loop's workers write `response_mask` to the storage, and the same mask
 writes `response_mask` back without the rejected tokens, and leaves `loss_mask`. The engines divide by the sum of
 `loss_mask`. `RayPPOTrainer` makes `loss_mask` from `response_mask` afterward, so both are without these tokens.""",
     repair="""\
-Where tokens were rejected, the patch writes the same mask as `loss_mask`, too, as `RayPPOTrainer` has it. The mean is
+Where tokens were rejected, the patch also writes `loss_mask` without these tokens, as `RayPPOTrainer` does. The mean is
 then over the tokens that are kept.
 
 It acts only where the actor's or the critic's `loss_agg_mode` is `token-mean`, where verl's own agent loop has written
@@ -54,10 +54,10 @@ your own rollout correction, `agg_loss`, policy or value loss, all stays as rele
 `geo_mean` are not means over tokens, so they stay as well, unless a KL or entropy term is added. With multi-token
 prediction on Megatron, its loss is over the tokens that are kept, too.
 
-If as many responses as a mini-batch has are rejected as a whole, or are padding, a mini-batch may have no token left.
-Its mean would be NaN, and as released its gradient is 0. The batch is then left as released, and the log says so once.
-Bypass mode rejects tokens within the loss; the patch does not change it. `python -m verl.trainer.main_ppo_sync` of
-0.8.0 runs this module as `__main__`, which cannot be patched.""",
+A mini-batch may have no token left, if enough responses to fill it are padding or rejected as a whole. Its mean would
+be NaN, and as released its gradient is 0. The batch is then left as released, and the log says so once. Bypass mode
+rejects tokens within the loss; the patch does not change it. `python -m verl.trainer.main_ppo_sync` of 0.8.0 runs this
+module as `__main__`, which cannot be patched.""",
     changes_numbers="""\
 With `rollout_rs` and `token-mean` in verl's default trainer, 0.9.0 and 0.9.1, or in `main_ppo_sync` of 0.8.0, loss and
 gradient were multiplied by the share of tokens that are kept. With the patch they are larger, by the inverse of that

@@ -27,18 +27,18 @@ In the worker: for each loaded adapter, whether it was sent as tensors (`lora_te
 verl and ms-swift send the policy's adapter), and for each request that begins, whether it names an adapter. Both are
 plain objects that the worker receives as arguments.
 
-The watch ignores adapters from a folder, since a server for users may have adapters that no request uses, the warm-up's
-own adapters, and batches without a request, which ranks without work compute. The first request for any adapter ends
+The watch ignores the warm-up's own adapters, batches without a request, which ranks without work compute, and adapters
+from a folder, because a server for users may have adapters that no request uses. The first request for any adapter ends
 the watch for this engine. The watch does not cover engines whose steps bypass that worker: vLLM's V0, engines on Ray's
 executor (verl and ms-swift choose another one), and hardware that has a worker of its own (GPUs, CPUs and XPUs share
 one).""",
     limits=f"""\
-`unused-adapters`: the number of adapters that the trainer has sent and that were followed by requests, while no
-request since the first of them was for an adapter: above {LIMIT}. One adapter is not enough: requests may have
-waited in the engine's queue since before the adapter, or be an evaluation of the base model, or a teacher's
-log-probabilities. A trainer that sends its third adapter has made two updates from rollouts. If no rollout was
-sampled with an adapter, the trainer trains on rollouts of the base model. The watch does not count requests,
-because a queue may have any length.""",
+`unused-adapters`: the number of adapters that the trainer has sent and that were followed by requests. The watch warns
+above {LIMIT}, if none of these requests was for an adapter. One adapter is not enough: requests may have waited in the
+engine's queue since before the adapter, or be an evaluation of the base model, or a teacher's log-probabilities. A
+trainer that sends its third adapter has made two updates from rollouts. If no rollout was sampled with an adapter, the
+trainer trains on rollouts of the base model. The watch does not count requests, because a queue may have any
+length.""",
     points_to=BASE_MODEL,
     references=(
         "https://github.com/modelscope/ms-swift/issues/9855",

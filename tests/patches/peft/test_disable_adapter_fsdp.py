@@ -20,7 +20,7 @@ RULE_COVERAGE = {
     "no new blocking": (
         "because it exchanges what one rank's modules show while PEFT switches them; no lock, no collective"
     ),
-    "Views are left as they are": "test_with_it_gradients_are_those_of_the_whole_model",
+    "The patch sets no flags of views": "test_with_it_gradients_are_those_of_the_whole_model",
     "`set_adapter`, called by itself on views, raises as before": "test_set_adapter_on_views_raises_as_before",
 }
 WORKER = "rlhf_patches.patches.peft.proofs.disable_adapter_fsdp_ranks"

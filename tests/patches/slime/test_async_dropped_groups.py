@@ -33,11 +33,11 @@ RULE_COVERAGE = {
         "test_the_worker_stops_where_nobody_takes",
         "test_there_is_room_for_as_many_as_are_sampled_at_once",
     ),
-    "may wait for 1000": "test_a_rollout_of_one_s_own_gets_as_many_as_it_waits_for",
+    "lets up to 1000 groups wait": "test_a_rollout_of_one_s_own_gets_as_many_as_it_waits_for",
     "each prompt of the data source is trained on": "test_every_group_is_trained_on_once",
     "once": "test_every_group_is_trained_on_once",
     "nothing changes": "test_where_no_more_are_finished_than_asked_for_nothing_changes",
-    "does not change your own worker": "test_a_worker_that_filters_is_not_bypassed",
+    "does not change a worker of yours": "test_a_worker_that_filters_is_not_bypassed",
     "The others stay in the queue": "test_what_a_step_takes",
 }
 WORKER = "tests.patches.slime.async_dropped_groups_ranks"

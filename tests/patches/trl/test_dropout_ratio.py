@@ -27,7 +27,7 @@ RULE_COVERAGE = {
     "outside `train()`": "test_what_a_user_has_changed_is_as_released",
     "stay as released": "test_later_steps_of_a_generation_are_as_released",
     "stays as released": "test_with_importance_weights_of_an_engine_it_is_as_released",
-    "The patch does not change": "test_what_a_user_has_changed_is_as_released",
+    "The patch does nothing if": "test_what_a_user_has_changed_is_as_released",
 }
 WORKER = "rlhf_patches.patches.trl.proofs.dropout_ratio_ranks"
 USERS = "tests.patches.trl.dropout_ratio_own_ranks"
