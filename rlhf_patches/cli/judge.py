@@ -97,8 +97,8 @@ def _next_step(report: Report) -> str:
         return f"`rlhf-patches explain {report.problems[0].name}` shows the bug that a refused patch leaves in place"
     applies = report.with_status(Status.APPLIES)
     if applies:
-        worst = min(applies, key=pages.by_harm).name
-        return f"`rlhf-patches explain {worst}` shows the worst, `rlhf-patches run -- COMMAND` runs with the patches"
+        first = min(applies, key=pages.by_harm).name
+        return f"`rlhf-patches explain {first}` shows the first, `rlhf-patches run -- COMMAND` runs with the patches"
     return "`rlhf-patches audit FILE` and `rlhf-patches check NAME==VERSION` check releases that are not installed here"
 
 

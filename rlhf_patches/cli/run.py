@@ -33,7 +33,7 @@ def add(commands: Commands) -> None:
     verbosity.add_argument(
         "--log",
         metavar="LEVEL",
-        help="debug, info, warning, error, off; ':all' for every rank (default: one line if there is a problem)",
+        help="debug, info, warning, error, off; ':all' for every rank (default: see docs/reports.md)",
     )
     verbosity.add_argument("--quiet", action="store_true", help="the same as --log off")
     command.add_argument("--report", metavar="FILE", help="each process writes a line of JSON to this file")

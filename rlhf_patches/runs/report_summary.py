@@ -228,8 +228,10 @@ class Summary:
     def _reached_lines(self) -> list[str]:
         """Return the call counts; for a killed process, those of its last line."""
         reached = self.reached
+        applied = {each.name for each in self.patches if {group.what for group in each.groups} == {"applied"}}
         lines = [
-            f"{name}: {one.text(ended=not self.not_ended)} ({plural(count, 'process', 'processes')})"
+            f"{name}: {one.text(ended=not self.not_ended)}{', repaired' if one.held and name in applied else ''}"
+            f" ({plural(count, 'process', 'processes')})"
             for name, (one, count) in reached.items()
             if one.calls
         ]

@@ -123,7 +123,7 @@ def test_how_often_a_place_was_reached_in_all(report):
     status, out, err = report(lines)
     assert (status, err) == (0, "")
     assert out.splitlines()[5:8] == [
-        "a-bug: called 1,008 times; bug condition true in 8 (divisor x 0.5) (2 processes)",
+        "a-bug: called 1,008 times; bug condition true in 8 (divisor x 0.5), repaired (2 processes)",
         "never called: b-bug",
         "",
     ]
