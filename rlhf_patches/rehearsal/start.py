@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import functools
 import importlib
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from ..definitions.status import Status
 from ..engine import import_hooks
 from . import table, time_limit
 from .relation import Relation, Verdict, not_checked
+from .results import write_results
 
 if TYPE_CHECKING:
     from .labels import Trained
@@ -255,9 +255,9 @@ def _nothing_reported(trainer: Any, unless: bool = False) -> Iterator[None]:
 def _publish(name: str, size: str, relations: list[Relation], trained_on: Trained | None, first: bool) -> int:
     """Print the table on rank 0, write it for the command if it started this run, and return the exit status."""
     status, path = exit_status(relations), os.environ.get(f"{settings.PREFIX}REHEARSED")
+    met, ran = acted()
     if first:
         text = ["", f"rlhf-patches rehearse: {name}, {size}", *table.lines(relations)]
-        met, ran = acted()
         text += ["", *(f"repaired: {patch}{how}" for patch, how in met.items())] if met else []
         text += [f"patches whose code ran, bug condition unknown: {', '.join(ran)}"] if ran else []
         if trained_on is not None:
@@ -265,26 +265,16 @@ def _publish(name: str, size: str, relations: list[Relation], trained_on: Traine
             text += ["", "first row, tokens with a label in " + ("green:" if colors else "[brackets]:")]
             text += table.trained_on(trained_on, colors)
         print("\n".join(text), flush=True)
-        if path:
-            rows = [{"of": name, **each.as_json()} for each in relations]
-            shown = [] if trained_on is None else [{"of": name, **trained_on.as_json()}]
-            _add(path, {"status": status, "relations": rows, "trained_on": shown}, met, ran)
+    if path and (first or ranks.place().local_rank == "0"):
+        rows = [{"of": name, **each.as_json()} for each in relations]
+        shown = [] if trained_on is None else [{"of": name, **trained_on.as_json()}]
+        try:
+            found = {"status": status, "relations": rows, "trained_on": shown}
+            write_results(path, name, found, met, ran, first=first)
+        except OSError as error:  # Ray may have started this worker on another node
+            print(f"rlhf-patches rehearse: the command does not get these results: {error}", flush=True)
+            return status
     return 0 if path else status  # the command exits with the status
-
-
-def _add(path: str, results: dict[str, Any], met: dict[str, str], ran: list[str]) -> None:
-    """Write results to a file, after those of another engine of this run."""
-    if os.path.exists(path):
-        with open(path) as file:
-            before = json.load(file)
-        results["status"] = (
-            1 if 1 in (before["status"], results["status"]) else max(before["status"], results["status"])
-        )
-        for name in ("relations", "trained_on"):
-            results[name] = before[name] + results[name]
-        met, ran = {**dict.fromkeys(before["repaired"], ""), **met}, list(dict.fromkeys(before["ran"] + ran))
-    with open(path, "w") as file:
-        json.dump({**results, "repaired": [*met], "ran": ran}, file)
 
 
 def acted() -> tuple[dict[str, str], list[str]]:
