@@ -33,8 +33,8 @@ under `timeout`; the timer's exception arrives when these are over. Neither inte
 One thread of a process computes at a time. This costs nothing, since Python runs one thread at a time anyway. Each
 computation has its seconds to itself, and sympy and mpmath, which share a precision between threads, are not entered
 twice. No thread waits for its turn longer than its own seconds, or for a thread that is a second past its limit: then
-it computes concurrently. So answers that never end hold others up once, however many they are, and a function under
-`timeout` may wait for threads that call Math-Verify. On the main thread nothing changes.
+it computes concurrently. So answers that never end, however many, hold others up once, and a function under `timeout`
+may wait for threads that call Math-Verify. On the main thread nothing changes.
 
 The patch repairs all frameworks that call Math-Verify, with any reward function. Where a timeout is switched off
 (`parsing_timeout=None`), it stays so. The patch does not change Math-Verify before 0.6.1.""",

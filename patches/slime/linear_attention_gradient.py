@@ -144,10 +144,10 @@ The patch does not repair `--allgather-cp`, whose ranks have other pieces of a s
 ([slime's issue](https://github.com/THUDM/slime/issues/1871)).""",
     changes_numbers="""\
 In v0.2.0 to v0.2.3, with sequence parallelism, the gradient of everything before a layer of linear attention had a part
-that was TP times too large, multiplied over the layers. From v0.2.4 to 0.3.1, with context parallelism, it lacks the
-gradient with respect to other ranks' tokens: in a test the error was 0.45 of its norm on one of two ranks, and 0.26 on
-the other. With the patch, it equals that of one rank. If you tuned a learning rate without the patch, check it again.
-Training can continue from checkpoints.""",
+that was TP times too large; the factors of several such layers multiply. From v0.2.4 to 0.3.1, with context
+parallelism, it lacks the gradient with respect to other ranks' tokens: in a test the error was 0.45 of its norm on one
+of two ranks, and 0.26 on the other. With the patch, it equals that of one rank. If you tuned a learning rate without
+the patch, check it again. Training can continue from checkpoints.""",
     references=("https://github.com/THUDM/slime/pull/1748",),
     variants=(
         Variant(

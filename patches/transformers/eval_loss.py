@@ -82,8 +82,8 @@ since 4.54.0.""",
     repair="""\
 In an evaluation step `compute_loss` uses this rank's own count and does not multiply: `eval_loss` is the mean over
 samples of their batch's mean, on any number of ranks. `compute_loss_func` and label smoothing receive the rank's own
-count, too. A batch without any label counts as a loss of 0, as before; 5.23.0 leaves it out, as on one rank. Before
-4.49.0 the patch removes the multiplication in evaluation.
+count, too. A batch without any label counts as a loss of 0, as released; from 5.23.0 on it is left out, as on one rank.
+Before 4.49.0 the patch removes the multiplication in evaluation.
 
 On one rank, in training, and with `average_tokens_across_devices=False` nothing changes; predictions and metrics stay
 what they are. A trainer that overrides `compute_loss` or `prediction_step` is left as released, whether it passes the

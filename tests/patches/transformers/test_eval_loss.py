@@ -41,7 +41,7 @@ RULE_COVERAGE = {
     "in training": "test_between_training_steps_it_changes_what_is_evaluated_only",
     "nothing changes": "test_where_nothing_is_wrong_or_known_nothing_changes",
     "stay what they are": "test_predictions_and_metrics_stay",
-    "as before": (
+    "batch without any label": (
         "test_a_batch_without_labels_is_what_it_was_or_is_left_out",
         "test_where_nothing_is_wrong_or_known_nothing_changes",
     ),
