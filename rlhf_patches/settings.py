@@ -11,7 +11,8 @@ RLHF_PATCHES_ACKNOWLEDGED  names or globs, comma-separated: do not log that the 
 RLHF_PATCHES_LIMITS        FIGURE=NUMBER, comma-separated: the limit above which a watch warns; inf: never
 RLHF_PATCHES_OBSERVE       1 changes nothing, and counts how often bugs occur
 RLHF_PATCHES_REHEARSE      1 checks the first window of a Trainer and ends the program; go-on continues the training;
-                           without keeps the patches off; save tries a checkpoint; memory=low; time-limit=SECONDS
+                           without keeps the patches off; save tries a checkpoint; memory=low; time-limit=SECONDS;
+                           of `rehearse --against`: against=TP=1+EP=1, and other-layout in the second run
 RLHF_PATCHES_REHEARSED     set by `rlhf-patches rehearse`: the file for the results
 RLHF_PATCHES_STRICT        1 raises if a patch is refused or fails, instead of warning
 RLHF_PATCHES_LOG           debug, info, warning, error or off; with ":all", on every rank instead of rank 0;
@@ -66,8 +67,13 @@ FIGURES = (
 )
 """The figures of rollouts that watches record and RLHF_PATCHES_LIMITS limits."""
 MEMORY_LOW = "memory=low"
+OTHER_LAYOUT = "other-layout"
 REHEARSALS = ("go-on", "without", "save", MEMORY_LOW)
+AGAINST = "against="
 _TIME_LIMIT = "time-limit="
+PARALLEL = {"TP": "tensor_model", "PP": "pipeline_model", "EP": "expert_model", "ETP": "expert_tensor"}
+"""The kinds of ranks that divide a model of megatron-core, by the words of a layout."""
+_LAYOUT = re.compile(rf"({'|'.join(PARALLEL)})=([1-9][0-9]*)")
 LEVELS = ("debug", "info", "warning", "error", "off")
 
 
@@ -242,7 +248,9 @@ def rehearse(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
     for word in words:
         if word.startswith(_TIME_LIMIT):
             _seconds(word)
-        elif word not in (*_TRUE, *REHEARSALS):
+        elif word.startswith(AGAINST):
+            layout(word.removeprefix(AGAINST))
+        elif word not in (*_TRUE, *REHEARSALS, OTHER_LAYOUT):
             expected = f"1, {', '.join(REHEARSALS)} or {_TIME_LIMIT}SECONDS"
             raise SettingsError(f"{PREFIX}REHEARSE has {word!r}: expected {expected}")
     return frozenset("1" if word in _TRUE else word for word in words)
@@ -251,6 +259,24 @@ def rehearse(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
 def time_limit(environment: Mapping[str, str] = os.environ) -> float | None:
     """Return the seconds that a rehearsal may take; None without a limit."""
     return next((_seconds(word) for word in rehearse(environment) if word.startswith(_TIME_LIMIT)), None)
+
+
+def against() -> dict[str, int]:
+    """Return the sizes of the layout against which a rehearsal compares; empty if none."""
+    return next((layout(word.removeprefix(AGAINST)) for word in rehearse() if word.startswith(AGAINST)), {})
+
+
+def layout(text: str) -> dict[str, int]:
+    """Read a layout such as ``TP=1,EP=1``; a plus sign may stand for the comma.
+
+    Raises:
+        SettingsError: it is none.
+    """
+    parts = [_LAYOUT.fullmatch(part.strip()) for part in re.split("[+,]", text.upper())]
+    found = {part[1]: int(part[2]) for part in parts if part}
+    if not all(parts) or len(found) < len(parts):
+        raise SettingsError(f"the layout is {text!r}: expected sizes of TP, PP, EP or ETP, such as TP=1,EP=1")
+    return found
 
 
 def _seconds(word: str) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import settings
 from ..rehearsal import html
+from ..rehearsal.relation import OTHER_LAYOUT
 from . import output, run
 from .command_line import Commands, UsageError, add_command, given_command
 
@@ -42,6 +43,11 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--memory", choices=["low"], help="low: keep no second set of gradients; some relations are not checked"
     )
+    command.add_argument(
+        "--against",
+        metavar="LAYOUT",
+        help="also run the command in another layout, such as TP=1 or TP=1,EP=1, and compare megatron-core's gradients",
+    )
     command.add_argument("--json", metavar="FILE", help="also write the results to this file")
     command.add_argument(
         "--html", metavar="FILE", help="also write a page of the first example's tokens: which are trained on"
@@ -63,8 +69,15 @@ def _rehearse(options: argparse.Namespace) -> int:
         )
     if options.time_limit is not None and not 0 < options.time_limit < math.inf:
         raise UsageError(f"--time-limit {options.time_limit:g}: expected a number of seconds above 0")
+    if options.against is not None and options.go_on:
+        raise UsageError("--against starts the command twice, and --go-on continues the training: use one of them")
     words = ["save"] * options.save + [settings.MEMORY_LOW] * (options.memory == "low")
     words += [f"time-limit={options.time_limit!r}"] if options.time_limit is not None else []
+    if options.against is not None:
+        try:
+            words.append(settings.AGAINST + "+".join(f"{k}={v}" for k, v in settings.layout(options.against).items()))
+        except settings.SettingsError as error:
+            raise UsageError(f"--against: {error}") from error
     mode = "without" if options.without else "go-on" if options.go_on else "1"
     findings = _findings(command, ",".join([mode, *words]))
     if isinstance(findings, int):
@@ -91,8 +104,11 @@ def _findings(command: list[str], mode: str) -> Any:
         path = os.path.join(folder, "results.json")
         os.environ[settings.PREFIX + "REHEARSE"] = mode
         os.environ[settings.PREFIX + "REHEARSED"] = path
+        os.mkdir(os.path.join(folder, "layout"))
         status = run.run(command)
         if os.path.exists(path):
+            if settings.AGAINST in mode:
+                _other_layout(command, mode, path)
             with open(path) as file:
                 return {**json.load(file), "ended": status}
     output.complain(
@@ -102,6 +118,33 @@ def _findings(command: list[str], mode: str) -> Any:
         + " and before a training loop had taken a step"
     )
     return status
+
+
+def _other_layout(command: list[str], mode: str, path: str) -> None:
+    """Run the command in the other layout, too; what it finds is added to the first run's results."""
+    if os.path.exists(os.path.join(os.path.dirname(path), "layout", "complete")):
+        print("\nrlhf-patches rehearse: now in the other layout", flush=True)
+        os.environ[settings.PREFIX + "REHEARSE"] = f"{mode},{settings.OTHER_LAYOUT}"
+        run.run(with_sizes(command, settings.against()))
+    with open(path) as file:
+        results = json.load(file)
+    if not any(row["relation"] == OTHER_LAYOUT for row in results["relations"]):
+        output.complain("--against: no schedule of megatron-core trained in both layouts")
+    if not any(row["relation"] == OTHER_LAYOUT and row["verdict"] != "not checked" for row in results["relations"]):
+        with open(path, "w") as file:
+            json.dump({**results, "status": results["status"] or 2}, file)
+
+
+def with_sizes(command: list[str], layout: dict[str, int]) -> list[str]:
+    """Return the command with other sizes in the options of Megatron-LM's name, if it has them."""
+    sizes = {f"--{settings.PARALLEL[name].replace('_', '-')}-parallel-size": str(layout[name]) for name in layout}
+    made: list[str] = []
+    for word in command:
+        name, equals, _ = word.partition("=")
+        if equals and name.replace("_", "-") in sizes:
+            word = f"{name}={sizes[name.replace('_', '-')]}"
+        made.append(sizes.get(made[-1].replace("_", "-"), word) if made else word)
+    return made
 
 
 def _comparison(without: list[dict[str, str]], after: dict[str, Any]) -> list[str]:

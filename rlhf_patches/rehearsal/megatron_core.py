@@ -10,19 +10,19 @@ import contextlib
 import functools
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import distributed
 
-from . import megatron_parameters, window
+from . import megatron_layout, megatron_parameters, window
 from .megatron_parameters import Mine, Place, of_one
 from .megatron_relations import AFTER, COPIES, Copies, copies
 from .megatron_router import Router
 from .megatron_router import relation as router_relation
 from .megatron_window import Kept, Window, core
-from .relation import Relation, micro_batches, not_checked
+from .relation import OTHER_LAYOUT, Relation, micro_batches, not_checked
 from .weights import judged
 
 SCHEDULES = (
@@ -47,10 +47,21 @@ class MegatronRehearsal:
     Args:
         end: called on each rank with the name of what is trained, the window's size and the relations.
         goes_on: whether the run trains afterwards, from the same state.
+        against: the sizes of another layout in which the window is to be computed.
+        second: whether this is the run in that layout.
     """
 
-    def __init__(self, end: Callable[[str, str, list[Relation]], None], *, goes_on: bool) -> None:
+    def __init__(
+        self,
+        end: Callable[[str, str, list[Relation]], None],
+        *,
+        goes_on: bool,
+        against: Mapping[str, int] | None = None,
+        second: bool = False,
+    ) -> None:
         self._end, self._goes_on = end, goes_on
+        self._against, self._second = against, second
+        self._more: list[Relation] = []
         self._window: Window | None = None
         self.begun = self.over = self._stepping = False
         self._undo = contextlib.ExitStack()
@@ -65,6 +76,8 @@ class MegatronRehearsal:
             self._publish([not_checked(COPIES, why)])
             return original(**named)
         self._window = Window(original, named)
+        if self._second:
+            self._publish(self._in_another_layout(self._window))
         found = self._window.record()
         optimizers = core("optimizer.optimizer")
         for name in _STEPPING:
@@ -89,11 +102,20 @@ class MegatronRehearsal:
 
     def _publish(self, relations: list[Relation]) -> None:
         self.over = True
+        relations = relations + self._more
         self._undo.close()
         number = distributed.get_world_size() if distributed.is_initialized() else 1
         size = "not complete" if self._window is None else f"first window of {micro_batches(self._window.size)}"
         name = "megatron-core" if self._window is None else _inner_name(self._window.chunks[0])
+        name += f" with {megatron_layout.shown_as(self._against or {})}" if self._second else ""
         self._end(name, size + (f" on {number} ranks{_layout()}" if number > 1 else ""), relations)
+
+    def _in_another_layout(self, run: Window) -> list[Relation]:
+        try:
+            return megatron_layout.compared(run, self._against or {}, megatron_layout.folder())
+        except Exception as error:  # the run's own functions may fail with another window
+            traceback.print_exc(file=sys.stderr)
+            return [not_checked(OTHER_LAYOUT, f"{type(error).__name__}: {error}")]
 
     # -- the step
 
@@ -136,6 +158,9 @@ class MegatronRehearsal:
         own, strangers = _held_by(leaves, chunks)
         for each, is_optimized in zip(held, own, strict=True):
             each.optimized = is_optimized
+        if self._against:
+            why = megatron_layout.kept(run, self._against, megatron_layout.folder())
+            self._more = [not_checked(OTHER_LAYOUT, why)] if why else []
 
         def replayed(choice: list[int], scaled: bool = False) -> torch.Tensor:
             run.replay(choice, scaled=scaled)

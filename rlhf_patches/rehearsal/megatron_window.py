@@ -25,32 +25,40 @@ class Window:
     """
 
     def __init__(self, schedule: Callable[..., Any], named: dict[str, Any]) -> None:
-        self._schedule, self._named = schedule, named
+        self._schedule, self.named = schedule, named
         model = named["model"]
         self.chunks: list[Any] = list(model) if isinstance(model, list) else [model]
         self.config = core("utils").get_model_config(self.chunks[0])
         self.size = int(named["num_microbatches"])
         self.tokens: list[float] = []
         """The numbers of tokens that the loss function returned on this rank, by micro-batch."""
-        self._items: dict[tuple[int, int], list[Any]] = {}
+        self.items: dict[tuple[int, int], list[Any]] = {}
         self._random: dict[tuple[int, int], tuple[states.Random, Any]] = {}
         self._calls: list[int] = []
         self._at = (0, 0)
         self._choice: Sequence[int] | None = None
-        self._began = Modules([])
+        self.drew = False
+        """Whether the forward step drew random numbers in a replay."""
+        self.began = Modules([])
 
     # -- the run's own window
 
     def record(self) -> Any:
         """Run the window as the run does; what the data iterators yield is kept."""
-        self._began = Modules(self.chunks)
+        self.began = Modules(self.chunks)
         self._calls, self._choice = [0] * len(self.chunks), None
-        return self._schedule(**{**self._named, **self._data(self._noting), "forward_step_func": self._forward_step})
+        return self._schedule(**{**self.named, **self._data(self._noting), "forward_step_func": self._forward_step})
+
+    def take(self, items: dict[int, list[Any]]) -> None:
+        """Have the micro-batches of another process, by their places in its window, and this process's state."""
+        self.items = {(0, place): [*each] for place, each in items.items()}
+        self.began = Modules(self.chunks)
+        self._random = dict.fromkeys(self.items, (states.Random.now(), _tracked()))
 
     @property
     def reads(self) -> bool:
         """Whether this rank's forward step took something from its data iterator."""
-        return any(self._items.values())
+        return any(self.items.values())
 
     @property
     def waits(self) -> bool:
@@ -68,13 +76,13 @@ class Window:
             reduces: whether ranks reduce the gradient; else each has its own.
         """
         self._calls, self._choice = [0] * len(self.chunks), choice
-        self._began.put_back()  # the window's end may have changed it, such as a router's bias
+        self.began.put_back()  # the window's end may have changed it, such as a router's bias
         for chunk in self.chunks:
             for group in _bucket_groups(chunk):
                 fresh = dict(zip(_COUNTS, (True, {}, {}), strict=True))  # the reduction waits for the whole window
                 vars(group).update({name: value for name, value in fresh.items() if name in vars(group)})
             chunk.zero_grad_buffer()
-        named = {**self._named, **self._data(self._replaying), "forward_step_func": self._forward_step}
+        named = {**self.named, **self._data(self._replaying), "forward_step_func": self._forward_step}
         own, timers, finalize = self.config.grad_scale_func, self.config.timers, self.config.finalize_model_grads_func
         self.config.timers = None
         if not reduces:
@@ -101,7 +109,7 @@ class Window:
     # -- what the schedule calls
 
     def _data(self, kind: Callable[[Any, int], Any]) -> dict[str, Any]:
-        given = self._named["data_iterator"]
+        given = self.named["data_iterator"]
         if isinstance(given, list):
             return {"data_iterator": [None if each is None else kind(each, at) for at, each in enumerate(given)]}
         return {"data_iterator": None if given is None else kind(given, 0)}
@@ -113,14 +121,16 @@ class Window:
         self._calls[place] += 1
         if self._choice is None:
             self._at = place, number
-            self._items.setdefault(self._at, [])
+            self.items.setdefault(self._at, [])
             self._random[self._at] = states.Random.now(), _tracked()
         else:
             self._at = place, self._choice[number]
             random, tracked = self._random[self._at]
             random.put_back()
             _track(tracked)
-        output, loss_function = self._named["forward_step_func"](iterator, model, *more, **named)
+        output, loss_function = self.named["forward_step_func"](iterator, model, *more, **named)
+        if self._choice is not None:
+            self.drew |= not (states.Random.now().equals(random) and states.same(_tracked(), tracked))
         return output, loss_function if loss_function is None else self._counting(loss_function)
 
     def _counting(self, loss_function: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,7 +146,7 @@ class Window:
         return _Iterator(iterator, lambda: self._note(next(iterator)))
 
     def _note(self, item: Any) -> Any:
-        self._items[self._at].append(states.copy_of(item))
+        self.items[self._at].append(states.copy_of(item))
         return item
 
     def _replaying(self, iterator: Any, place: int) -> Any:
@@ -145,7 +155,7 @@ class Window:
 
         def take() -> Any:
             if at != [self._calls[place]]:  # another forward step
-                at[:], left[:] = [self._calls[place]], self._items[self._at]
+                at[:], left[:] = [self._calls[place]], self.items[self._at]
             if not left:
                 raise LookupError("the forward step takes more from its data iterator than in the run's own window")
             return states.copy_of(left.pop(0))

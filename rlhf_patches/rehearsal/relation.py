@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+OTHER_LAYOUT = "gradient in another layout"
+
 
 class Verdict(enum.Enum):
     """Whether a relation holds for a run."""

@@ -36,6 +36,7 @@ _ENGINES = {
 }
 """By module: the adapter, and the methods that train on a mini-batch."""
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
+_LAYOUTS = ("megatron.core.parallel_state", "megatron.core.model_parallel_config")
 _LOOPS = "torch"
 _began = False
 _loop: LoopRehearsal | None = None
@@ -84,7 +85,10 @@ def rehearse(trainer: Any) -> list[Relation]:
 def arm() -> None:
     """Rehearse what trains first in this process (RLHF_PATCHES_REHEARSE): a Trainer, an engine, or a loop."""
     engines = ((each, _wrap_engines) for each in _ENGINES)
-    for name, wrap in ((_MODULE, _wrap), *engines, (_SCHEDULES, _wrap_schedules), (_LOOPS, _wrap_loops)):
+    wraps = ((_MODULE, _wrap), *engines, (_SCHEDULES, _wrap_schedules), (_LOOPS, _wrap_loops))
+    if settings.OTHER_LAYOUT in settings.rehearse():
+        wraps = ((_SCHEDULES, _wrap_schedules), *((each, _wrap_layout) for each in _LAYOUTS))
+    for name, wrap in wraps:
         module = sys.modules.get(name)
         if module is not None and import_hooks.is_ready(module):
             wrap(name, module)
@@ -167,7 +171,8 @@ def _wrap_schedules(name: str, module: ModuleType) -> None:
     from .megatron_core import MegatronRehearsal, interposed
     from .trainer import Ended
 
-    goes_on = "go-on" in settings.rehearse()
+    asked = settings.rehearse()
+    goes_on = "go-on" in asked
 
     def end(of: str, size: str, relations: list[Relation]) -> None:
         status = _publish(of, size, relations, None, ranks.place().rank in (None, "0"))
@@ -181,8 +186,17 @@ def _wrap_schedules(name: str, module: ModuleType) -> None:
             _leave_loops()
         return rehearsal if rehearsal.begun else None
 
-    rehearsal = MegatronRehearsal(end, goes_on=goes_on)
+    rehearsal = MegatronRehearsal(
+        end, goes_on=goes_on, against=settings.against(), second=settings.OTHER_LAYOUT in asked
+    )
     interposed(module, begin)
+
+
+def _wrap_layout(name: str, module: ModuleType) -> None:
+    """Have the script's model in another layout."""
+    from .megatron_layout import wrapped
+
+    wrapped(module, settings.against())
 
 
 def _wrap_loops(name: str, module: ModuleType) -> None:

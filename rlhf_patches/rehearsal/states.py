@@ -36,6 +36,9 @@ class Random:
         cuda = None if self.devices is None else torch.Generator("cuda").manual_seed(1).get_state()
         return Random(random.Random(1).getstate(), self.numpy, torch.Generator().manual_seed(1).get_state(), cuda)
 
+    def equals(self, other: Random) -> bool:
+        return same(vars(self), vars(other))
+
     def put_back(self) -> None:
         random.setstate(self.python)
         if self.numpy is not None:
@@ -153,6 +156,17 @@ def _inside(now: Any, copied: Any) -> Any:
         _refill(now, copied)
         return now
     return copied
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two states are equal: containers of tensors, of NumPy's arrays and of plain values."""
+    if isinstance(one, torch.Tensor):
+        return bool(torch.equal(one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one.tobytes() == other.tobytes() if hasattr(one, "tobytes") else one == other)
 
 
 def copy_of(value: Any) -> Any:

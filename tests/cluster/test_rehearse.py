@@ -105,6 +105,11 @@ def test_a_loop_on_ranks(installed, tmp_path):
         ((), "rehearse needs a command"),
         (("--without", "--go-on", "--", "python", "-c", ""), "use one of them"),
         (("--save", "--go-on", "--", "python", "-c", ""), "use one of them"),
+        (("--against", "TP=1", "--go-on", "--", "python", "-c", ""), "use one of them"),
+        (
+            ("--against", "TP", "--", "python", "-c", ""),
+            "--against: the layout is 'TP': expected sizes of TP, PP, EP or ETP",
+        ),
         (("--time-limit", "0", "--", "python", "-c", ""), "expected a number of seconds above 0"),
         (("--json", "no/such/file", "--", "python", "-c", ""), "there is no folder"),
         (

@@ -160,4 +160,13 @@ KNOWN: dict[str, Case] = {
     "context, z": Case("CP 2", 2, settings=balanced("z")),
     "padding": Case("TP 2, SP", 2, per_token=True, padded=True, settings=balanced("aux")),
 }
-CASES = {**ONE, **TWO, **FOUR, **FAULTS, **REFUSED, **KNOWN}
+LAYOUTS: dict[str, Case] = {
+    "TP, gated": Case("TP 2, SP", settings={"gated_linear_unit": True, "add_bias_linear": False}),
+    "TP, groups": Case("TP 2, SP", settings={"num_query_groups": 2}),
+    "unmarked": Case("TP 2, SP"),
+    "divided": Case("TP 2"),
+    "summed over ranks": Case("TP 2"),
+    "summed over ranks, 3": Case("TP 2", 3),
+    "wider": Case("TP 2"),
+}
+CASES = {**LAYOUTS, **ONE, **TWO, **FOUR, **FAULTS, **REFUSED, **KNOWN}

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ from tests.harness import megatron_on_cpu
 torch.set_num_threads(1)
 megatron_on_cpu.install()
 
-from megatron.core import package_info, parallel_state
+from megatron.core import model_parallel_config, package_info, parallel_state
+from megatron.core import num_microbatches_calculator as calculator
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -33,8 +36,9 @@ from megatron.core.transformer.module import MegatronModule
 
 import rlhf_patches
 from hunt import megatron_gpt
+from rlhf_patches import settings
 from rlhf_patches.proving import states
-from rlhf_patches.rehearsal import start
+from rlhf_patches.rehearsal import megatron_layout, start
 from rlhf_patches.rehearsal.megatron_core import MegatronRehearsal
 from rlhf_patches.rehearsal.trainer import Ended
 from tests.harness import small_gpt
@@ -297,6 +301,54 @@ def _another_optimizer(training: Training) -> None:
     leaf.__class__ = type("Mine", (type(leaf),), {})
 
 
+def _unmarked(training: Training) -> None:
+    """Nothing sums a layer norm's gradient over the ranks that divide the sequence."""
+    training.chunks[0].module.decoder.layers[1].input_layernorm.weight.sequence_parallel = False
+
+
+def _divided(training: Training) -> None:
+    """The user's loss is divided by the number of tensor-parallel ranks, once too often."""
+    own, number = training.forward_step, parallel_state.get_tensor_model_parallel_world_size()
+
+    def forward_step(iterator: Any, model: Any) -> Any:
+        output, loss = own(iterator, model)
+        return output, lambda given: (loss(given)[0] / number, {})
+
+    training.forward_step = forward_step  # type: ignore[method-assign]
+
+
+def _summed_over_ranks(training: Training) -> None:
+    """As slime's: the user's loss is a sum over micro-batches and data-parallel ranks, divided by a number of rows."""
+    own, number = training.forward_step, training.case.micro_batches
+    ranks = parallel_state.get_data_parallel_world_size()
+    calculator.destroy_num_microbatches_calculator()
+    calculator.init_num_microbatches_calculator(0, None, number * (ranks if number % ranks else 1), 1, ranks)
+    training.case = dataclasses.replace(training.case, micro_batches=calculator.get_num_microbatches())
+
+    def forward_step(iterator: Any, model: Any) -> Any:
+        output, loss = own(iterator, model)
+        return output, lambda given: (loss(given)[0] * calculator.get_num_microbatches() * ranks / number, {})
+
+    training.forward_step = forward_step  # type: ignore[method-assign]
+
+
+def _wider(training: Training) -> None:
+    """The script fills the vocabulary up to a multiple of the tensor-parallel ranks."""
+    if parallel_state.get_tensor_model_parallel_world_size() > 1:
+        weight = training.chunks[0].module.output_layer.weight
+        own = training.chunks[0].module.output_layer.sharded_state_dict
+
+        def larger(*given: Any, **named: Any) -> Any:
+            found = own(*given, **named)
+            each = found["output_layer.weight"]
+            found["output_layer.weight"] = dataclasses.replace(
+                each, global_shape=(each.global_shape[0] + weight.shape[0], each.global_shape[1])
+            )
+            return found
+
+        training.chunks[0].module.output_layer.sharded_state_dict = larger
+
+
 BREAKING: dict[str, Callable[[Training], None]] = {
     "clears": _clears,
     "unreduced": _unreduced,
@@ -310,15 +362,24 @@ BREAKING: dict[str, Callable[[Training], None]] = {
     "another wrapper": _another_wrapper,
     "twice": _twice,
     "another optimizer": _another_optimizer,
+    "unmarked": _unmarked,
+    "divided": _divided,
+    "summed over ranks": _summed_over_ranks,
+    "summed over ranks, 3": _summed_over_ranks,
+    "wider": _wider,
 }
 
 
 # ------------------------------------------------------------------------------------- observations
 
 
-def rehearsed(name: str) -> dict[str, Any]:
-    """A training's rehearsal, which ends at its first step."""
+def rehearsed(name: str, moved: float = 0.0, **more: Any) -> dict[str, Any]:
+    """A training's rehearsal, which ends at its first step; from other weights and data if it is moved."""
     training = Training(CASES[name])
+    if moved:
+        training.iterators = [iter(list(each)[3:]) for each in training.iterators]
+        for parameter in training.chunks[0].parameters():
+            parameter.data += moved
     found: dict[str, Any] = {}
 
     def end(of: str, size: str, relations: list[Any]) -> None:
@@ -327,12 +388,33 @@ def rehearsed(name: str) -> dict[str, Any]:
         found["status"] = start.exit_status(relations)
         raise Ended(0)
 
-    rehearsal, release = MegatronRehearsal(end, goes_on=False), package_info.VERSION
+    rehearsal, release = MegatronRehearsal(end, goes_on=False, **more), package_info.VERSION
     if name in BREAKING:
         BREAKING[name](training)
     with contextlib.suppress(Ended):
         training.step(lambda **named: rehearsal.schedule(get_forward_backward_func(), named))
     package_info.VERSION = release
+    return found
+
+
+def in_two_layouts(name: str, against: str, folder: Path) -> dict[str, Any]:
+    """A training's rehearsal, and the other layout's, which has other weights and data until it is rehearsed."""
+    made = [tempfile.mkdtemp(dir=folder)]
+    torch.distributed.broadcast_object_list(made)
+    of_case = Path(made[0])
+    (of_case / "layout").mkdir(exist_ok=True)
+    os.environ["RLHF_PATCHES_REHEARSED"] = str(of_case / "results.json")
+    sizes = settings.layout(against)
+    found = rehearsed(name, against=sizes)
+    config = model_parallel_config.ModelParallelConfig
+    own = parallel_state.initialize_model_parallel, config.__post_init__
+    if (of_case / "layout" / megatron_layout.COMPLETE).exists():
+        megatron_layout.wrapped(parallel_state, sizes)
+        megatron_layout.wrapped(model_parallel_config, sizes)
+        try:
+            found["relations"] |= rehearsed(name, 0.3, against=sizes, second=True)["relations"]
+        finally:
+            parallel_state.initialize_model_parallel, config.__post_init__ = own
     return found
 
 
@@ -372,18 +454,23 @@ def main() -> None:
     parser = states.parser()
     parser.add_argument("--patch")
     parser.add_argument("--go-on", action="store_true")
+    parser.add_argument("--against")
     parser.add_argument("cases", nargs="+")
     options = parser.parse_args()
     torch.compiler.set_stance("force_eager")
     torch.distributed.init_process_group("gloo")
     megatron_gpt.let_experts_run()
     found: dict[str, Any] = {}
+
+    def once(name: str) -> dict[str, Any]:
+        return in_two_layouts(name, options.against, options.out) if options.against else rehearsed(name)
+
     if options.go_on:
         found = {name: gone_on(name, options.out) for name in options.cases}
     else:
-        found["without"] = {name: rehearsed(name) for name in options.cases}
+        found["without"] = {name: once(name) for name in options.cases}
     if options.patch:
         rlhf_patches.apply(only=options.patch)
         found["status"] = rlhf_patches.report()[options.patch].status.value
-        found["with"] = {name: rehearsed(name) for name in options.cases}
+        found["with"] = {name: once(name) for name in options.cases}
     (options.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))

@@ -6,6 +6,8 @@ import functools
 
 import pytest
 
+from rlhf_patches import settings
+from rlhf_patches.cli.rehearse import with_sizes
 from tests.harness.forkserver import Level, megatron, megatron_with_transformer_engine
 from tests.patches.megatron_core import rehearsal_cases
 from tests.patches.megatron_core.rehearsal_cases import FAULTS, FOUR, ONE, REFUSED, TWO
@@ -196,6 +198,122 @@ def test_a_known_bug_of_megatron_deviates_without_its_patch(run, patch, release,
     for name, wanted in cases.items():
         assert verdicts(reports, name)[0] == wanted
         assert verdicts(reports, name, "with") == ({}, set())
+
+
+LAYOUT = "gradient in another layout"
+IN_TWO_LAYOUTS = [
+    (("TP, SP, aux", "unmarked", "divided"), 2, "TP=1"),
+    (
+        (
+            "TP",
+            "TP, SP, distributed",
+            "TP, bf16",
+            "TP, tied",
+            "TP, SP, z",
+            "TP, gated",
+            "TP, groups",
+            "summed over ranks",
+        ),
+        2,
+        "TP=1",
+    ),
+    (("PP", "PP, tied", "PP, tokens", "PP, one micro-batch"), 2, "PP=1"),
+    (("EP", "EP, seq_aux, distributed", "EP, expert bias"), 2, "EP=1"),
+    (("TP, DP", "TP, PP, tied", "TP, CP", "TP, DP, aux, distributed", "TP, EP, aux"), 4, "TP=1"),
+    (("TP, EP, aux",), 4, "TP=1,EP=1"),
+    (("TP, PP",), 4, "TP=1,PP=1"),
+    (("PP, EP", "EP 4, z"), 4, "EP=1"),
+    (("EP 4, z",), 4, "EP=2"),
+]
+
+
+@pytest.mark.parametrize(
+    ("cases", "ranks", "layout", "release"),
+    [
+        (("unmarked",), 2, "TP=1", None),
+        *(
+            pytest.param(*each, release, marks=exhaustive, id=f"{len(each[0])} against {each[2]}, {release}")
+            for each in IN_TWO_LAYOUTS
+            for release in (None, "megatron-0.19")
+        ),
+    ],
+)
+def test_a_window_in_another_layout(run, cases, ranks, layout, release):
+    """The other layout begins with other weights and other data, and has the first one's."""
+    reports = run("--against", layout, *cases, ranks=ranks, release=release)
+    norm = "decoder.layers.1.self_attention.linear_qkv.layer_norm_weight"
+    for name in cases:
+        deviates, _ = verdicts(reports, name)
+        verdict, measured, text = reports[0]["without"][name]["relations"][LAYOUT]
+        if name == "unmarked":
+            assert deviates.keys() == {REPLICAS, LAYOUT}
+            assert text == f"1 of 28 parameters have another gradient with TP 1: {norm}"
+        elif name == "divided":
+            assert deviates.keys() == {LAYOUT}, "no relation within one layout shows it"
+            assert measured == "1"
+            assert text.startswith("28 of 28 parameters have another gradient with TP 1: ")
+            assert text.endswith("; here 0.500 x that gradient")
+        else:
+            assert verdict == "holds", (name, text)
+            assert text.startswith(f"equal with {layout.replace('=', ' ').replace(',', ', ')} (")
+            deviation, noise = (float(each.split(" ")[-1].strip("()")) for each in text.split(", ")[-2:])
+            assert deviation < (0.02 if "bf16" in name else 1e-6), name
+            assert noise < (0.04 if "bf16" in name else 2e-6), name
+
+
+def test_the_words_of_a_layout():
+    assert settings.layout("TP=1") == settings.layout("tp=1") == {"TP": 1}
+    assert settings.layout("TP=1, ETP=2") == settings.layout("tp=1+etp=2") == {"TP": 1, "ETP": 2}
+    assert settings.rehearse({"RLHF_PATCHES_REHEARSE": "without,against=TP=1+EP=2"}) == {"without", "against=tp=1+ep=2"}
+    for wrong in ("", "TP", "TP=0", "CP=1", "TP=1,TP=2", "TP=1,,EP=1", "TP=-1"):
+        with pytest.raises(settings.SettingsError, match="expected sizes of TP, PP, EP or ETP, such as TP=1,EP=1"):
+            settings.layout(wrong)
+
+
+def test_options_of_the_command_change_with_the_layout():
+    command = ["torchrun", "--nproc-per-node", "2", "pretrain.py", "--tensor-model-parallel-size", "2", "--lr", "2"]
+    assert with_sizes(command, {"TP": 1, "EP": 1}) == [*command[:5], "1", "--lr", "2"]
+    assert with_sizes(["a", "--expert_model_parallel_size=4", "4"], {"EP": 2}) == [
+        *("a", "--expert_model_parallel_size=2", "4")
+    ]
+
+
+@exhaustive
+def test_a_loss_that_is_a_sum_over_data_parallel_ranks_has_a_note(run):
+    """The micro-batches of the first layout cannot be divided."""
+    (verdict, measured, text) = run("--against", "TP=1", "summed over ranks, 3")[0]["without"]["summed over ranks, 3"][
+        "relations"
+    ][LAYOUT]
+    assert (verdict, measured) == ("note", "1")
+    assert text.endswith("; here 0.500 x that gradient, as of a loss that is a sum over data-parallel ranks")
+
+
+@exhaustive
+def test_a_known_bug_deviates_in_another_layout(run):
+    patch, cases = PER_TOKEN, ("per token", "per token, seq", "per token, z")
+    reports = run("--against", "TP=1", "--patch", patch, *cases)
+    for name in cases:
+        deviates, _ = verdicts(reports, name)
+        assert deviates.keys() == {ROUTER, LAYOUT}
+        assert deviates[LAYOUT][1].startswith("23 of 34 parameters have another gradient with TP 1: ")
+        assert verdicts(reports, name, "with") == ({}, set())
+        assert reports[0]["with"][name]["relations"][LAYOUT][0] == "holds"
+
+
+@exhaustive
+@pytest.mark.parametrize(
+    ("case", "layout", "why"),
+    [
+        ("TP, dropout", "TP=1", "the forward step draws random numbers (dropout), and they depend on the layout"),
+        ("wider", "TP=1", "output_layer.weight has other sizes in the two layouts: 96x32 and 64x32"),
+        ("PP, chunks", "PP=1", "interleaved pipeline stages"),
+        ("DP", "TP=1", "this run has TP 1; expected a smaller size that divides it"),
+        ("TP", "TP=4", "this run has TP 2; expected a smaller size that divides it"),
+    ],
+)
+def test_layouts_that_are_not_compared(run, case, layout, why):
+    reports = run("--against", layout, case)
+    assert reports[0]["without"][case]["relations"][LAYOUT] == ["not checked", "", why]
 
 
 FIRST = "counted on the first tensor-parallel rank only"
