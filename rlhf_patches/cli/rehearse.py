@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "rehearse",
         _rehearse,
-        "check the gradient of a training command before its first optimizer step, then end the command",
+        "check the gradient of a training command at its first optimizer step, then end the command",
         "rlhf-patches rehearse -- torchrun --nproc-per-node 8 train.py --config sft.yaml",
     )
     command.add_argument(
@@ -114,8 +114,8 @@ def _findings(command: list[str], mode: str) -> Any:
     output.complain(
         "no rehearsal: the command ended"
         + (f" with status {status}" if status else "")
-        + " before a transformers.Trainer or an engine of verl had taken its first window of micro-batches,"
-        + " and before a training loop had taken a step"
+        + " before a trainer or an engine that rehearse knows had taken its first micro-batches, and before a training"
+        + " loop had taken a step; or a Ray worker on another node trained, whose log has the results"
     )
     return status
 
