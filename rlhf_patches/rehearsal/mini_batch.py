@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from . import parameters, ranks, window
+from . import parameters, ranks, rollouts, window
 from .relation import Relation, Verdict, micro_batches, not_checked
 from .sketches import sketch
 
@@ -35,6 +35,7 @@ class MiniBatch:
     def __init__(self, rows: int) -> None:
         self._rows, self._cut = rows, 0
         self._ratios: list[torch.Tensor] = []
+        self._sampled = rollouts.Sampled()
 
     @property
     def size(self) -> str:
@@ -55,6 +56,38 @@ class MiniBatch:
             ):
                 return rows
         return 0
+
+    def _comparing(self, loss: Callable[..., Any], mask_name: str, engine_name: str) -> Callable[..., Any]:
+        """Return a policy loss whose first two arguments, log-probabilities, new and old, are compared here.
+
+        Args:
+            loss: the framework's.
+            mask_name: the loss's argument that has the mask.
+            engine_name: the one that has the engine's log-probabilities, or None.
+        """
+
+        @functools.wraps(loss.forward if isinstance(loss, torch.nn.Module) else loss)
+        def noted(*given: Any, **named: Any) -> Any:
+            mask, engine = named.get(mask_name), named.get(engine_name)
+            if len(given) > 1 and mask is not None:
+                if given[1] is not None:
+                    counted = (given[0].detach().double() - given[1].double()).abs()[mask.bool()]
+                    if counted.numel():
+                        self._ratios.append(counted.max().cpu())
+                if engine is not None:
+                    self._sampled.add(given[0], engine, mask)
+            return loss(*given, **named)
+
+        return noted
+
+    def _noted(self, compute: Callable[[], object]) -> rollouts.Sampled:
+        """Return how far log-probabilities of another pass are from the engine's; nothing else is kept of it."""
+        before = dict(vars(self))
+        self._ratios, self._sampled = [], rollouts.Sampled()
+        compute()
+        found = self._sampled
+        vars(self).update(before)
+        return found
 
 
 def of_sizes(
@@ -94,6 +127,17 @@ def of_sizes(
         return Relation(SIZES, Verdict.DEVIATES, measured, f"{result.factor:.3f} x {law}"), noise
     text = f"{result.residual:.2g} of the gradient is not {law} (noise {noise:.0e})"
     return Relation(SIZES, Verdict.DEVIATES, measured, text), noise
+
+
+def compared(name: str, used: torch.Tensor, wanted: torch.Tensor, law: str, noise: float) -> Relation:
+    """Compare two gradients over all ranks, of which the second one is known by the law."""
+    result = window.judge(used, wanted[None], {law: [1.0]}, noise)
+    if result.law:
+        return Relation(name, Verdict.HOLDS, "1.000", f"{law} ({result.deviation:.0e})")
+    text = f"{result.residual:.2g} of the gradient is not {law}"
+    if result.factor is not None:
+        text = f"{result.factor:.3f} x {law}"
+    return Relation(name, Verdict.DEVIATES, f"{result.weights[0]:.3f}", text)
 
 
 def together(mine: Sequence[torch.Tensor], sharded: bool) -> list[torch.Tensor]:
@@ -198,27 +242,6 @@ def sketched(gradients: Sequence[torch.Tensor | None], named: Mapping[str, torch
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def noting(loss: Callable[..., Any], apart: list[torch.Tensor], mask_name: str) -> Callable[..., Any]:
-    """Return a policy loss that notes how far its first two arguments are apart: log-probabilities, new and old.
-
-    Args:
-        loss: the framework's.
-        apart: gets the largest difference of each call.
-        mask_name: the loss's argument that has the mask.
-    """
-
-    @functools.wraps(loss.forward if isinstance(loss, torch.nn.Module) else loss)
-    def noted(*given: Any, **named: Any) -> Any:
-        mask = named.get(mask_name)
-        if len(given) > 1 and mask is not None and given[1] is not None:
-            counted = (given[0].detach().double() - given[1].double()).abs()[mask.bool()]
-            if counted.numel():
-                apart.append(counted.max().cpu())
-        return loss(*given, **named)
-
-    return noted
 
 
 def is_of(owner: type, method: str, package: str) -> bool:

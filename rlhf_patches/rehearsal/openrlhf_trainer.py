@@ -8,14 +8,15 @@ states are unchanged afterwards.
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from . import frequencies, mini_batch, parameters, ranks, sharding, sketches, states, window
+from . import frequencies, mini_batch, parameters, ranks, rollouts, sharding, sketches, states, window
 from .mini_batch import SIZES
 from .relation import Relation, Verdict, not_checked
 
@@ -59,6 +60,7 @@ class TrainerRehearsal(mini_batch.MiniBatch):
         modes = [(each, each.training) for each in self._where.inner.modules()]
         try:
             found = [*self._of_gradients(before), mini_batch.of_ratios(self._ratios), self._of_reference()]
+            found.append(rollouts.of_samples(self._samples()))
             named = {name: each for name, each in self._where.named.items() if each.requires_grad}
             found.append(mini_batch.of_trained(named, self._squares))
             found.append(parameters.optimizers(getattr(self._trainer, f"{self._part}_optim"), named))
@@ -122,6 +124,9 @@ class TrainerRehearsal(mini_batch.MiniBatch):
         filled = self._gradient([_filled(each) for each in items])
         whole, without = mini_batch.together((used, filled), sharded=False)
         relations = [found, mini_batch.of_masked(whole, without, noise), self._of_divergence(items, noise)]
+        at_one = functools.partial(self._gradient, items, notes=True, temperature=1.0)
+        temperature = getattr(self._model, "temperature", 1)
+        relations.append(rollouts.of_engine(self._sampled, temperature, functools.partial(self._noted, at_one)))
         return [*relations, self._of_the_engine(items, whole, noise) if self.ends else None]
 
     def _of_the_engine(self, items: Sequence[Any], whole: torch.Tensor, noise: float) -> Relation | None:
@@ -133,14 +138,7 @@ class TrainerRehearsal(mini_batch.MiniBatch):
         trainer.ppo_train(*self._given, **self._named_given)
         if strategy.made is None:
             return not_checked(ACCUMULATED, "the engine's step was not reached")
-        law = "the gradient of the mini-batch"
-        result = window.judge(strategy.made, whole[None], {law: [1.0]}, noise)
-        if result.law:
-            return Relation(ACCUMULATED, Verdict.HOLDS, "1.000", f"{law} ({result.deviation:.0e})")
-        text = f"{result.residual:.2g} of the engine's gradient is not {law}"
-        if result.factor is not None:
-            text = f"{result.factor:.3f} x {law}"
-        return Relation(ACCUMULATED, Verdict.DEVIATES, f"{result.weights[0]:.3f}", text)
+        return mini_batch.compared(ACCUMULATED, strategy.made, whole, "the gradient of the mini-batch", noise)
 
     def _of_divergence(self, items: Sequence[Any], noise: float) -> Relation | None:
         used = _divergence(self._trainer.args)
@@ -168,6 +166,15 @@ class TrainerRehearsal(mini_batch.MiniBatch):
         text = "largest difference of a token; causes: a run that continues, another reference model, or rounding"
         return Relation(REFERENCE, Verdict.NOTE, f"{largest:.1g}", text)
 
+    def _samples(self) -> Iterator[rollouts.Row]:
+        """The prompts, their answers, and these answers' log-probabilities."""
+        for each in self._trainer.replay_buffer.items[: self._rows]:
+            if each.action_log_probs is not None and not self.of_a_critic:
+                tokens, counted = each.sequences.flatten(), each.action_mask.flatten().bool()
+                first = int(counted.int().argmax()) + 1
+                log_probability = float(each.action_log_probs.flatten()[counted].double().sum())
+                yield tokens[:first].tolist(), tokens[1:][counted].tolist(), log_probability
+
     # -- OpenRLHF's own training
 
     def _gradient(
@@ -177,13 +184,17 @@ class TrainerRehearsal(mini_batch.MiniBatch):
         rows: int = 0,
         scale: float = 1.0,
         coefficient: float | None = None,
+        temperature: float | None = None,
         notes: bool = False,
     ) -> torch.Tensor:
         """The sketch of this rank's gradient of the mini-batch, by OpenRLHF's own ``ppo_train``."""
         dynamic = self._dynamic and not rows
         trainer = self._of_items(items, in_order=not dynamic)
         buffer = trainer.replay_buffer
-        setattr(trainer, self._part, self._plain_model())
+        model = self._plain_model()
+        if temperature is not None:
+            model.temperature = temperature
+        setattr(trainer, self._part, model)
         accumulated = 1 if dynamic else len(items) // (rows or buffer.sample_batch_size)
         if rows:
             buffer.sample_batch_size = trainer.micro_train_batch_size = rows
@@ -194,7 +205,7 @@ class TrainerRehearsal(mini_batch.MiniBatch):
         )
         if notes:
             if not self.of_a_critic:
-                trainer.actor_loss_fn = mini_batch.noting(trainer.actor_loss_fn, self._ratios, "action_mask")
+                trainer.actor_loss_fn = self._comparing(trainer.actor_loss_fn, "action_mask", "rollout_log_probs")
             strategy.squares = []
         given, named = self._given, self._named_given
         if coefficient is not None:

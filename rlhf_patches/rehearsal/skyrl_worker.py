@@ -7,15 +7,16 @@ the gradient in place of a step. The worker, its settings, weights, and random s
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from . import frequencies, mini_batch, parameters, ranks, sharding, states, window
+from . import frequencies, mini_batch, parameters, ranks, rollouts, sharding, states, window
 from .mini_batch import KL, SIZES
 from .relation import Relation, Verdict, not_checked
 
@@ -64,6 +65,7 @@ class WorkerRehearsal(mini_batch.MiniBatch):
         without = [each for each in self._named.values() if each.grad is None]
         try:
             found = [*self._of_gradients(before), mini_batch.of_ratios(self._ratios), self._of_advantages()]
+            found.append(rollouts.of_samples(self._samples()))
             found.append(mini_batch.of_trained(self._named, self._squares))
             found.append(parameters.optimizers(self._worker.optimizer, self._named))
             found.append(frequencies.relation(model))
@@ -115,7 +117,10 @@ class WorkerRehearsal(mini_batch.MiniBatch):
         filled = self._gradient(self._filled())
         whole, without = mini_batch.together((used, filled), self._sharded)
         masked = mini_batch.of_masked(whole, without, noise)
-        return [found, masked, self._of_outputs(self._own_outputs, outputs), self._of_divergence(noise)]
+        at_one = functools.partial(self._gradient, self._data, notes=True, temperature=1.0)
+        temperature = getattr(self._worker.cfg.algorithm, "temperature", 1)
+        engine = rollouts.of_engine(self._sampled, temperature, functools.partial(self._noted, at_one))
+        return [found, masked, self._of_outputs(self._own_outputs, outputs), self._of_divergence(noise), engine]
 
     def _of_divergence(self, noise: float) -> Relation | None:
         """Where the reference is moved, the KL loss must have a gradient."""
@@ -161,6 +166,18 @@ class WorkerRehearsal(mini_batch.MiniBatch):
         text = "samples got log-probabilities of others, or there are more outputs than samples"
         return Relation(OUTPUTS, Verdict.DEVIATES, f"{int(sum(of_ranks))} wrong", text)
 
+    def _samples(self) -> Iterator[rollouts.Row]:
+        """The prompts, their answers, and these answers' log-probabilities."""
+        log_probs, mask = self._data.get("action_log_probs"), self._data.get("loss_mask")
+        if self.of_a_critic or self._loss is not None or log_probs is None or mask is None:
+            return
+        tokens, present = self._data["sequences"], self._data["attention_mask"].bool()
+        actions = log_probs.shape[1]
+        for row, counted in enumerate(mask.bool()):
+            prompt = tokens[row, :-actions][present[row, :-actions]]
+            answer = tokens[row, -actions:][counted]
+            yield prompt.tolist(), answer.tolist(), float(log_probs[row][counted].double().sum())
+
     def _filled(self) -> Any:
         """The mini-batch with zeros in masked tokens."""
         data = _fresh(self._data)
@@ -188,7 +205,7 @@ class WorkerRehearsal(mini_batch.MiniBatch):
         for name, value in algorithm.items():
             setattr(worker.cfg.algorithm, name, value)
         if notes and not self.of_a_critic:
-            worker.policy_loss_fn = mini_batch.noting(worker.policy_loss_fn, self._ratios, "loss_mask")
+            worker.policy_loss_fn = self._comparing(worker.policy_loss_fn, "loss_mask", "rollout_logprobs")
         self._clear()
         output = worker.forward_backward(_fresh(data), *self._given, **self._named_given)
         worker.optim_step()

@@ -10,17 +10,20 @@ import functools
 import importlib
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from . import frequencies, mini_batch, parameters, states, window
+from . import frequencies, mini_batch, parameters, ranks, rollouts, states, verl_formula, window
 from .mini_batch import SIZES
-from .relation import Relation, not_checked
+from .relation import Relation, Verdict, not_checked
 
 _SELECTING = ("clip_cov", "kl_cov")
 """verl's losses that treat some tokens of each micro-batch differently, by definition."""
+_NO_MEAN = ("sapo", "geo_mean")
+"""Those that are no mean over tokens."""
+COUNT = "token count"
 _FSDP = "verl.workers.engine.fsdp."
 
 
@@ -45,7 +48,13 @@ class EngineRehearsal(mini_batch.MiniBatch):
         self._named = {name: each for name, each in self._engine.module.named_parameters() if each.requires_grad}
         without = [each for each in self._named.values() if each.grad is None]
         try:
-            found = [self._of_sizes(before), mini_batch.of_ratios(self._ratios)]
+            found = [*self._of_gradients(before), mini_batch.of_ratios(self._ratios)]
+            if found[0] is not None and found[0].verdict is not Verdict.NOT_CHECKED:
+                at_one = functools.partial(self._gradient, self._noting, temperature=1.0)
+                found.append(
+                    rollouts.of_engine(self._sampled, self._temperature(), functools.partial(self._noted, at_one))
+                )
+            found += [rollouts.of_samples(self._samples()), self._of_the_count()]
             found.append(mini_batch.of_trained(self._named, self._norms))
             found.append(parameters.optimizers(self._engine.optimizer, self._named))
             found.append(frequencies.relation(self._engine.module))
@@ -70,24 +79,68 @@ class EngineRehearsal(mini_batch.MiniBatch):
         loss = self._loss.func if isinstance(self._loss, functools.partial) else self._loss
         return f"{type(self._engine).__name__}, {getattr(loss, '__name__', type(loss).__name__)}"
 
-    def _of_sizes(self, random: states.Random) -> Relation:
-        """The gradient as the run computes it must be the gradient in micro-batches of another size."""
+    def _of_gradients(self, random: states.Random) -> list[Relation | None]:
+        """The gradient as the run computes it must be the one in micro-batches of another size, and of the formula."""
         used = self._gradient(self._noting)
         self._norms = mini_batch.squares(mini_batch.local_gradients(self._named))
         group = int(_verl("utils.tensordict_utils").get_non_tensor_data(self._data, "force_group_size", 1))
         if not (rows := self._other_rows(group)):
-            return not_checked(SIZES, "each rank's mini-batch has one row, or cannot be divided otherwise")
+            return [not_checked(SIZES, "each rank's mini-batch has one row, or cannot be divided otherwise")]
         random.another().put_back()
         again = self._gradient(self._scaled) / window.SCALE
         random.put_back()
         other = self._gradient(self._loss, use_dynamic_bsz=False, micro_batch_size_per_gpu=rows)
         selects = mode if (mode := self._loss_mode()) in _SELECTING else ""
-        return mini_batch.of_sizes((used, again, other), rows, sharded=True, selects=selects)[0]
+        found, noise = mini_batch.of_sizes((used, again, other), rows, sharded=True, selects=selects)
+        return [found, self._of_the_formula(used, noise) if found.verdict is not Verdict.NOT_CHECKED else None]
+
+    def _of_the_formula(self, used: torch.Tensor, noise: float) -> Relation | None:
+        """The gradient must be the one of the formula that the configuration names, in float64."""
+        if (config := verl_formula.config_of(self._loss)) is None or not (tokens := self._tokens()[0]):
+            return None
+        exact = self._gradient(functools.partial(verl_formula.loss, config, tokens))
+        whole, wanted = mini_batch.together((used, exact), sharded=True)
+        law = f"PPO's gradient ({config.loss_agg_mode})"
+        return mini_batch.compared(verl_formula.NAME, whole, wanted, law, noise)
 
     def _loss_mode(self) -> str:
         """The actor's ``policy_loss.loss_mode``; empty for another loss."""
         given = self._loss.keywords if isinstance(self._loss, functools.partial) else {}
         return str(getattr(getattr(given.get("config"), "policy_loss", None), "loss_mode", ""))
+
+    def _of_the_count(self) -> Relation | None:
+        """A mean over tokens divides by the tokens that are trained."""
+        given = self._loss.keywords if isinstance(self._loss, functools.partial) else {}
+        if getattr(given.get("config"), "loss_agg_mode", "") != "token-mean" or self._loss_mode() in _NO_MEAN:
+            return None
+        trained, counted = self._tokens()
+        if not trained or not counted:
+            return None
+        if trained == counted:
+            return Relation(COUNT, Verdict.HOLDS, f"{trained:.0f} tokens")
+        text = f"{trained / counted:.3f} x the mean over the trained tokens: loss_mask has {counted:.0f} tokens"
+        return Relation(COUNT, Verdict.DEVIATES, f"{trained:.0f} tokens", text)
+
+    def _tokens(self) -> list[float]:
+        """The tokens that are trained, and those of the mean, on all ranks."""
+        masks = [self._data.get(name, None) for name in ("response_mask", "loss_mask")]
+        mine = [0.0 if each is None else float(each.sum()) for each in masks]
+        of_ranks = ranks.gathered(ranks.Mine(used=torch.tensor(mine, dtype=torch.float64)))
+        found: list[float] = torch.stack([each.used for each in of_ranks]).sum(0).tolist()
+        return found
+
+    def _samples(self) -> Iterator[rollouts.Row]:
+        """The prompts, their answers, and these answers' log-probabilities."""
+        fields = [self._data.get(name, None) for name in ("prompts", "responses", "response_mask", "old_log_probs")]
+        if any(each is None for each in fields):
+            return
+        for prompt, response, mask, log_probs in zip(*(each.unbind() for each in fields), strict=True):
+            counted = mask.bool()
+            yield prompt.tolist(), response[counted].tolist(), float(log_probs[counted].double().sum())
+
+    def _temperature(self) -> object:
+        found = self._data.get("temperature", 1)
+        return found if isinstance(found, (int, float)) else 1
 
     # -- calls of the engine
 
@@ -109,6 +162,9 @@ class EngineRehearsal(mini_batch.MiniBatch):
             apart = (now - padded["old_log_probs"].double()).abs()[padded["response_mask"].bool()]
             if apart.numel():
                 self._ratios.append(apart.max().cpu())
+            if data.get("rollout_log_probs", None) is not None:
+                padded = data.select("response_mask", "rollout_log_probs").to_padded_tensor()
+                self._sampled.add(now, padded["rollout_log_probs"], padded["response_mask"])
         return self._loss(*given, **named)
 
     def _scaled(self, *given: Any, **named: Any) -> Any:

@@ -106,6 +106,21 @@ def inference() -> None:
         importlib.import_module(module)
 
 
+def servers() -> None:
+    """The first of `INFERENCE`, on what is loaded; all else that it imports of SkyRL is names."""
+    if INFERENCE[0] in sys.modules:
+        return
+    parent = INFERENCE[0].rpartition(".")[0]
+    root = Path(sys.modules["skyrl"].__path__[0]).parent
+    package = sys.modules[parent] = ModuleType(parent)
+    package.__path__ = [str(root.joinpath(*parent.split(".")))]
+    config = sys.modules.pop("skyrl.train.config")
+    sys.meta_path.insert(0, names := _NamesOnly(INFERENCE[:1], ("loguru",)))
+    importlib.import_module(INFERENCE[0])
+    sys.meta_path.remove(names)
+    sys.modules[config.__name__] = config
+
+
 def on_each_rank(fill: Callable[[dict[str, Any], list[str]], None]) -> None:
     """What a worker does: ``--out FOLDER [PART ...]``, all ranks tensor parallel on gloo, and the report written.
 

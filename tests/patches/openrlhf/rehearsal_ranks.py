@@ -139,6 +139,7 @@ def experiences(actor: Any, fields: dict[str, Any]) -> list[Any]:
         if fields.get("first"):
             moved["base_action_log_probs"] = own
         del moved["old"]
+        moved["rollout_log_probs"] = own + fields.get("apart", 0.1) * (moved["rollout_log_probs"] - own)
         advantage = torch.randn(1, generator=generator).expand(length - 1) * mask
         if "base" in fields:
             moved["base_action_log_probs"] = fields["base"](moved["base_action_log_probs"], mask)
@@ -217,6 +218,19 @@ def replaced_head() -> Any:
     return trainer, given
 
 
+def at_another_temperature() -> Any:
+    """The engine's log-probabilities are those of temperature 1."""
+    trainer, given = actor_trainer(fields={"apart": 0.0})
+    trainer.actor.temperature = 0.7
+    return trainer, given
+
+
+def same_answers() -> Any:
+    trainer, given = actor_trainer()
+    trainer.replay_buffer.items = [trainer.replay_buffer.items[2]] * len(trainer.replay_buffer.items)
+    return trainer, given
+
+
 def own_step() -> Any:
     """A trainer of a user's."""
     trainer, given = actor_trainer()
@@ -290,6 +304,9 @@ OTHERS: dict[str, Case] = {
     "dropout": functools.partial(actor_trainer, dropout=0.3),
     "router": functools.partial(actor_trainer, actor__aux_loss_coef=0.1),
     "replaced head": replaced_head,
+    "another temperature": at_another_temperature,
+    "another policy": functools.partial(actor_trainer, fields={"apart": 2.0}),
+    "same answers": same_answers,
     "own step": own_step,
     "too few rows": functools.partial(actor_trainer, train__batch_size=64),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_patches.rehearsal.rollouts import ENGINE, SAMPLES
 from tests.harness.forkserver import Level, beside
 
 WORKER = "tests.patches.openrlhf.rehearsal_ranks"
@@ -66,6 +67,19 @@ def test_before_the_first_update(reports):
     assert found[RATIO][0] == found[REFERENCE][0] == "note"
 
 
+def test_the_engines_log_probabilities(reports):
+    assert of(reports, "ppo, micro 2", "with")[ENGINE][0] == "holds"
+    for case, why in (("another temperature", "are of temperature 1"), ("another policy", "another policy")):
+        verdict, measured, text = of(reports, case, "with")[ENGINE]
+        assert verdict == "deviates"
+        assert 0.1 < float(measured) < 1
+        assert why in text
+
+
+def test_equal_samples_deviate(reports):
+    assert of(reports, "same answers", "with")[SAMPLES][:2] == ["deviates", f"{len(reports)} of {len(reports)} prompts"]
+
+
 @pytest.mark.parametrize(
     ("case", "why"),
     [
@@ -126,6 +140,7 @@ def test_right_configurations_hold(run_ranks, ranks):
         assert found[SIZES][0] == found[MASKED][0] == "holds", (name, found)
         assert not [each for each in found.values() if each[0] == "deviates"], (name, found)
         assert (found.get(KL, [""])[0] == "holds") == name.startswith("kl "), (name, found)
+        assert (found.get(ENGINE, [""])[0] == "holds") == ("critic" not in name), (name, found)
         assert (found.get(ACCUMULATED, [""])[0] == "holds") == ("ZeRO" in name), (name, found)
 
 

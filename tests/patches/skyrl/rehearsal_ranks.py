@@ -29,7 +29,10 @@ from rlhf_patches.rehearsal import start
 from rlhf_patches.rehearsal.skyrl_worker import WorkerRehearsal
 from tests.harness import skyrl_on_cpu
 
-PATCHES = ("skyrl-kl-no-grad", "skyrl-step-wise-advantages", "skyrl-loss-outputs-packed")
+PATCHES = (
+    *("skyrl-kl-no-grad", "skyrl-step-wise-advantages", "skyrl-loss-outputs-packed"),
+    "skyrl-rollout-temperature",
+)
 VOCABULARY, LENGTH, ACTIONS, ROWS = 100, 14, 9, 8  # SkyRL draws tokens of padding below 100
 RESPONSES = ((4, 9, 2, 7, 5, 5, 8, 3), (6, 1, 9, 9, 3, 2, 4, 7))
 
@@ -171,7 +174,7 @@ def mini_batch(model: Model, settings: SimpleNamespace, first: bool) -> Any:
             "advantages": advantages,
             "action_log_probs": own if first else own + noise[0],
             "base_action_log_probs": own if first else own + noise[1],
-            "rollout_logprobs": own + noise[2],
+            "rollout_logprobs": own + noise[2] / 10,
             "values": noise[3],
             "returns": noise[4],
         }
@@ -214,6 +217,34 @@ def step_wise() -> tuple[Any, tuple[Any, ...]]:
     data["response_mask"] = data["loss_mask"] = mask
     data["attention_mask"][:, -ACTIONS:] = mask
     data["advantages"] = advantages
+    return worker, (data,)
+
+
+def sampled() -> tuple[Any, tuple[Any, ...]]:
+    """Rollouts at temperature 0.7, with the log-probabilities for which SkyRL's own function asks vLLM."""
+    from tests.patches.skyrl import rollout_temperature_ranks as of_vllm
+
+    kept = dict(sys.modules)
+    of_vllm.install_vllm()
+    skyrl_on_cpu.servers()
+    mode = of_vllm.of_servers({"temperature": 0.7})
+    sys.modules.update(kept)
+    worker, (data,) = made(temperature=0.7, loss_reduction="sequence_mean")
+    with torch.no_grad():
+        data["rollout_logprobs"], _ = worker.model(
+            data["sequences"],
+            ACTIONS,
+            attention_mask=data["attention_mask"],
+            temperature={"raw_logprobs": 1.0, "processed_logprobs": 0.7}[mode],
+        )
+    return worker, (data,)
+
+
+def same_answers() -> tuple[Any, tuple[Any, ...]]:
+    """All prompts and all answers are equal."""
+    worker, (data,) = made()
+    for name in ("sequences", "attention_mask", "loss_mask", "response_mask"):
+        data[name] = data[name][2:3].repeat(len(data[name]), 1)
     return worker, (data,)
 
 
@@ -278,6 +309,8 @@ OTHERS: dict[str, Case] = {
     "own worker": own_worker,
     "replaced head": replaced_head,
     "accumulated": accumulated,
+    "sampled": sampled,
+    "same answers": same_answers,
 }
 
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_patches.rehearsal.rollouts import ENGINE, SAMPLES
 from tests.harness.forkserver import skyrl
 
 WORKER = "tests.patches.skyrl.rehearsal_ranks"
 SIZES, MASKED, RATIO, KL = "micro-batch size", "masked tokens", "old log-probabilities", "KL loss"
 OPTIMIZER, ADVANTAGES, OUTPUTS = "optimizer parameters", "advantages", "outputs of samples"
+TEMPERATURE = "skyrl-rollout-temperature"
 APPLIED = {
-    "0.1": ["skyrl-kl-no-grad", "skyrl-step-wise-advantages"],
-    "0.3": ["skyrl-loss-outputs-packed"],
-    "0.4": [],
+    "0.1": ["skyrl-kl-no-grad", "skyrl-step-wise-advantages", TEMPERATURE],
+    "0.3": ["skyrl-loss-outputs-packed", TEMPERATURE],
+    "0.4": [TEMPERATURE],
 }
 # The case and the relation of each bug.
 BUGS = {
-    "0.1": [("kl", KL), ("step-wise", ADVANTAGES)],
-    "0.3": [("outputs", OUTPUTS)],
-    "0.4": [],
+    "0.1": [("kl", KL), ("step-wise", ADVANTAGES), ("sampled", ENGINE)],
+    "0.3": [("outputs", OUTPUTS), ("sampled", ENGINE)],
+    "0.4": [("sampled", ENGINE)],
 }
 
 
@@ -27,7 +29,8 @@ def run(run_ranks, release, ranks, *arguments):
     levels = skyrl(release, *more)
     reports = run_ranks(WORKER, *arguments, levels=levels, ranks=ranks, TORCHDYNAMO_DISABLE="1")
     assert len(reports) == ranks
-    assert reports[0]["applied"] == APPLIED[release]
+    imported = [name for name in APPLIED[release] if not arguments or name != TEMPERATURE]
+    assert reports[0]["applied"] == imported
     return reports
 
 
@@ -69,6 +72,18 @@ class TestRehearsals:
     def test_ratios_are_one_before_the_first_update_only(self, reports):
         assert of(reports, "before the first update", "with")[RATIO][0] == "holds"
         assert of(reports, "regular, micro 2", "with")[RATIO][0] == "note"
+
+    def test_the_temperature_of_the_engines_log_probabilities_is_named(self, reports):
+        _, measured, text = of(reports, "sampled", "without")[ENGINE]
+        assert 0.1 < float(measured) < 0.5
+        assert "the engine's are of temperature 1" in text
+        assert of(reports, "regular, micro 2", "with")[ENGINE][0] == "holds"
+
+    def test_equal_samples_deviate(self, reports):
+        assert of(reports, "same answers", "with")[SAMPLES][:2] == [
+            "deviates",
+            f"{len(reports)} of {len(reports)} prompts",
+        ]
 
     @pytest.mark.parametrize(
         ("case", "why"),
@@ -118,3 +133,4 @@ def test_right_configurations_hold(run_ranks, release, ranks):
         assert found[SIZES][0] == found[MASKED][0] == "holds", (name, found)
         assert not [each for each in found.values() if each[0] == "deviates"], (name, found)
         assert (found.get(KL, [""])[0] == "holds") == name.startswith("kl"), (name, found)
+        assert (found.get(ENGINE, [""])[0] == "holds") == (not name.startswith(("critic", "cross"))), (name, found)

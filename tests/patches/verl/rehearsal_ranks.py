@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -29,12 +30,13 @@ from rlhf_patches.rehearsal import start
 from rlhf_patches.rehearsal.verl_engine import EngineRehearsal
 
 PATCHES = ("verl-gmpo-micro-batches", "verl-dr-grpo-length-bias", "verl-critic-loss-scale")
+OF_BEFORE = ("verl-rollout-seed", "verl-rejected-loss-mask", "verl-rotary-precision")
 
 
-def policy(mode: str, rows: int, **fields: Any) -> tuple[Any, Any, Any]:
+def policy(mode: str, rows: int, width: int | None = RESPONSE, **fields: Any) -> tuple[Any, Any, Any]:
     from verl.workers.utils.losses import ppo_loss
 
-    engine, data = policy_on_fsdp.prepared(rows, RESPONSE, **fields)
+    engine, data = policy_on_fsdp.prepared(rows, width, **fields)
     return engine, data, functools.partial(ppo_loss, config=make_config(mode))
 
 
@@ -45,6 +47,72 @@ def own_log_probs() -> torch.Tensor:
         for row, response in enumerate(RESPONSES):
             old[row, :response] = policy_on_fsdp.log_probs(policy_on_fsdp.make_model(), row)
     return old
+
+
+def rollouts(temperature: float = 1.0, moved: float = 0.01) -> tuple[Any, Any, Any]:
+    """The engine's log-probabilities are those of temperature 1, but for rounding."""
+    from verl.utils import tensordict_utils as tu
+
+    own = own_log_probs()
+    noise = moved * torch.randn(own.shape, generator=torch.Generator().manual_seed(5))
+    engine, data, loss = policy("vanilla", 2, old_log_probs=own, rollout_log_probs=own + noise)
+    tu.assign_non_tensor(data, temperature=temperature)
+    return engine, data, loss
+
+
+def of_one_prompt() -> tuple[Any, Any, Any]:
+    """A prompt's samples as verl's own server draws them with ``full_determinism``."""
+    from rlhf_patches.patches.verl.proofs import rollout_seed_ranks
+
+    engine, data, loss = policy("vanilla", 2, None)
+    rows, rank, ranks = len(PROMPTS), torch.distributed.get_rank(), torch.distributed.get_world_size()
+    drawn = rollout_seed_ranks.asked_by_v1(rollout_seed_ranks.make_server(), index=3)["tokens"]
+    answers = torch.tensor(drawn)[:rows] % 64
+    prompts = torch.tensor([[1, 2, 3]]).expand(rows, -1)
+    shape = answers.shape
+    fields = {
+        "input_ids": torch.cat([prompts, answers], 1),
+        "position_ids": torch.arange(3 + shape[1]).expand(rows, -1),
+        "prompts": prompts,
+        "responses": answers,
+        "response_mask": torch.ones(shape, dtype=torch.long),
+        "loss_mask": torch.ones(shape, dtype=torch.long),
+        "old_log_probs": torch.full(shape, -4.0),
+        "advantages": torch.randn(rows, 1, generator=torch.Generator().manual_seed(3)).expand(shape),
+    }
+    for name, value in fields.items():
+        data[name] = torch.nested.as_nested_tensor([*value.chunk(ranks)[rank]], layout=torch.jagged)
+    return engine, data, loss
+
+
+def rejected() -> tuple[Any, Any, Any]:
+    """What verl's own trainer has stored after it has rejected tokens."""
+    from tests.patches.verl import rejected_loss_mask_ranks as of_trainer
+
+    engine, data, loss = policy("vanilla", 2, None)
+    stored = of_trainer.stored()
+    fields = {**stored, **of_trainer.written(stored, of_trainer.configuration())}
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    for name in ("response_mask", "loss_mask", "advantages", "old_log_probs"):
+        rows = [*fields[name].unbind()][rank * len(data) : (rank + 1) * len(data)]
+        assert len(rows) * ranks == len(PROMPTS)
+        data[name] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    return engine, data, loss
+
+
+def in_half() -> tuple[Any, Any, Any]:
+    """An actor as verl's own engine builds it with ``model_dtype=bf16``."""
+    from torch.distributed.fsdp import fully_shard
+
+    from rlhf_patches.patches.verl.proofs import rotary_precision_ranks
+
+    engine, data, loss = policy("vanilla", 2)
+    folder = states.folder()
+    policy_on_fsdp.make_model().save_pretrained(folder)
+    with mock.patch.object(rotary_precision_ranks, "folder", return_value=folder):
+        module = rotary_precision_ranks.built({"dtype": "bf16"})
+    engine.module = fully_shard(module, mesh=policy_on_fsdp.mesh(torch.distributed.get_world_size()))
+    return engine, data, loss
 
 
 def dynamic() -> tuple[Any, Any, Any]:
@@ -83,6 +151,7 @@ def right(mode: str, how: str, width: int | None = None, **settings: Any) -> tup
     generator = torch.Generator().manual_seed(3)
     fields = {
         "ref_log_prob": rows["old_log_probs"] + 0.1 * torch.randn(rows["old_log_probs"].shape, generator=generator),
+        "rollout_log_probs": own_log_probs() + 0.02 * torch.randn(rows["old_log_probs"].shape, generator=generator),
         "rollout_is_weights": 0.5 + torch.rand(rows["old_log_probs"].shape, generator=generator),
     }
     engine, data = policy_on_fsdp.prepared(2, width, **fields)
@@ -114,7 +183,11 @@ CASES: dict[str, Callable[[], tuple[Any, Any, Any]]] = {
     "critic, seq-mean-token-sum": lambda: critic("two, seq-mean-token-sum"),
     "dropout": with_dropout,
     "replaced head": lambda: policy("vanilla", 2),
+    "rollouts": rollouts,
+    "rollouts, temperature": lambda: rollouts(0.7),
+    "rollouts, another policy": lambda: rollouts(moved=0.5),
 }
+BEFORE = {"samples": of_one_prompt, "rejected": rejected, "bf16": in_half}
 
 
 LOSSES = ("bypass_mode", "cispo", "dppo_kl", "dppo_tv", "dro", "gpg", "gspo", "sapo", "vanilla", "kl_cov")
@@ -131,7 +204,7 @@ RIGHT = {
     **{f"vanilla, {how}": functools.partial(right, "vanilla", how) for how in HOWS[1:]},
     **{name: functools.partial(right, "vanilla", HOWS[0], **more) for name, more in MORE.items()},
 }
-CASES.update(RIGHT)
+CASES.update({**RIGHT, **BEFORE})
 
 
 def by_command(out: Path) -> dict[str, Any]:
@@ -177,13 +250,16 @@ def observe(name: str) -> dict[str, Any]:
 def main() -> None:
     parser = states.parser()
     parser.add_argument("--right", action="store_true", help="the losses that add up over micro-batches")
+    parser.add_argument("--before", action="store_true", help="bugs before the loss")
     options = parser.parse_args()
     torch.distributed.init_process_group("gloo")
-    names = [name for name in CASES if (name in RIGHT) == options.right]
+    patches = OF_BEFORE if options.before else PATCHES
+    others = [name for name in CASES if name not in (*RIGHT, *BEFORE)]
+    names = [*(RIGHT if options.right else BEFORE if options.before else others)]
     found: dict[str, Any] = {} if options.right else {"without": {name: observe(name) for name in names}}
-    report = rlhf_patches.apply(only=PATCHES)
-    found["applied"] = [name for name in PATCHES if report[name].status is rlhf_patches.Status.APPLIED]
+    report = rlhf_patches.apply(only=patches)
+    found["applied"] = [name for name in patches if report[name].status is rlhf_patches.Status.APPLIED]
     found["with"] = {name: observe(name) for name in names}
-    if not options.right:
+    if names == others:
         found["command"] = by_command(options.out)
     (options.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.forkserver import verl_workers
+from rlhf_patches.rehearsal.rollouts import ENGINE, SAMPLES
+from rlhf_patches.rehearsal.verl_engine import COUNT
+from rlhf_patches.rehearsal.verl_formula import NAME as FORMULA
+from tests.harness.forkserver import Level, verl_workers
 from tests.patches.verl import rehearsal_ranks
 
 SIZES, RATIO, OPTIMIZER = "micro-batch size", "old log-probabilities", "optimizer parameters"
@@ -65,6 +68,17 @@ def test_ratios_are_one_before_the_first_update_only(reports):
     assert 0.1 < float(measured) < 1.5  # the old ones have noise of 0.2
 
 
+def test_the_engines_log_probabilities(reports):
+    verdict, measured, _ = of(reports, "rollouts", "with")[ENGINE]
+    assert verdict == "holds"
+    assert 0.005 < float(measured) < 0.02
+    verdict, _, text = of(reports, "rollouts, temperature", "with")[ENGINE]
+    assert verdict == "deviates"
+    assert "the engine's are of temperature 1" in text
+    assert of(reports, "rollouts, another policy", "with")[ENGINE][0] == "deviates"
+    assert ENGINE not in of(reports, "vanilla", "with")
+
+
 def test_dropout_is_not_checked(reports):
     verdict, _, text = of(reports, "dropout", "with")[SIZES]
     assert verdict == "not checked"
@@ -106,6 +120,32 @@ def test_a_critic_trains_and_the_actor_ends_the_run(reports):
         assert "verl-gmpo-micro-batches" in (*results["repaired"], *results["ran"])
 
 
+# Case, relation and patch.
+BEFORE = {
+    "samples": (SAMPLES, "verl-rollout-seed"),
+    "rejected": (COUNT, "verl-rejected-loss-mask"),
+    "bf16": ("rotary frequencies", "verl-rotary-precision"),
+}
+
+
+@pytest.mark.exhaustive
+def test_bugs_before_the_loss_deviate_without_their_patches(run_ranks):
+    """verl's own server draws samples, its trainer rejects tokens, and its engine builds the model."""
+    levels = [Level(f"tests.harness.loading:{name}") for name in ("verl_engine", "verl_v1_trainer")]
+    reports = run_ranks(
+        rehearsal_ranks.__name__, "--before", levels=(*verl_workers(), *levels), ranks=1, TORCHDYNAMO_DISABLE="1"
+    )
+    assert reports[0]["applied"] == [patch for _, patch in BEFORE.values()]
+    for case, (relation, _) in BEFORE.items():
+        assert of(reports, case, "without")[relation][0] == "deviates", case
+        found = of(reports, case, "with")
+        assert found[relation][0] == "holds", case
+        assert not [each for each in found.values() if each[0] == "deviates"], (case, found)
+    assert of(reports, "samples", "without")[SAMPLES][1] == "1 of 1 prompts"
+    assert of(reports, "rejected", "without")[FORMULA][2] == "0.961 x PPO's gradient (token-mean)"
+    assert "0.961 x the mean over the trained tokens" in of(reports, "rejected", "without")[COUNT][2]
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("ranks", [1, 2], ids=["one rank", "two ranks"])
 def test_losses_that_add_up_over_micro_batches_hold(run_ranks, ranks):
@@ -118,3 +158,9 @@ def test_losses_that_add_up_over_micro_batches_hold(run_ranks, ranks):
     wrong = {name: each for name, each in found.items() if each[0] != "holds" and not name.startswith("kl_cov")}
     assert not wrong
     assert {each[0] for name, each in found.items() if name.startswith("kl_cov")} <= {"holds", "note"}
+    for name in rehearsal_ranks.RIGHT:
+        relations = of(reports, name, "with")
+        assert relations[ENGINE][0] == "holds", (name, relations)
+        plain = any(name.startswith(each) for each in ("vanilla", "entropy", "KL", "k3", "dual clipping"))
+        assert (relations.get(FORMULA, [""])[0] == "holds") == plain, (name, relations)
+        assert not [each for each in relations.values() if each[0] == "deviates"], (name, relations)
