@@ -91,7 +91,7 @@ class Window:
             self.config.grad_scale_func = lambda loss: window.SCALE * (loss if own is None else own(loss))
         before = len(self.tokens)
         try:
-            with _calculator(self.size, len(choice)):
+            with _calculator(self.size, len(choice)), _not_validated():
                 self._schedule(**{**named, "num_microbatches": len(choice)})
                 self._finalize(self.tokens[before:])
         finally:
@@ -260,3 +260,18 @@ def _calculator(size: int, number: int) -> Iterator[None]:
         yield
     finally:
         own.num_micro_batches = size
+
+
+@contextlib.contextmanager
+def _not_validated() -> Iterator[None]:
+    """Within the context, megatron-core does not validate losses, which it allows only in the run's own windows."""
+    module = sys.modules.get("megatron.core.rerun_state_machine")
+    machine = getattr(module, "_GLOBAL_RERUN_STATE_MACHINE", None)
+    if machine is None:
+        yield
+        return
+    machine.validate_result = lambda *given, **named: None
+    try:
+        yield
+    finally:
+        del machine.validate_result

@@ -167,6 +167,7 @@ LAYOUTS: dict[str, Case] = {
     "divided": Case("TP 2"),
     "summed over ranks": Case("TP 2"),
     "summed over ranks, 3": Case("TP 2", 3),
+    "validated": Case("TP 2"),
     "wider": Case("TP 2"),
 }
 CASES = {**LAYOUTS, **ONE, **TWO, **FOUR, **FAULTS, **REFUSED, **KNOWN}

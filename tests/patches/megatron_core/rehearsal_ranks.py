@@ -23,6 +23,7 @@ megatron_on_cpu.install()
 
 from megatron.core import model_parallel_config, package_info, parallel_state
 from megatron.core import num_microbatches_calculator as calculator
+from megatron.core import rerun_state_machine as rerun
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -332,6 +333,33 @@ def _summed_over_ranks(training: Training) -> None:
     training.forward_step = forward_step  # type: ignore[method-assign]
 
 
+def _validated(training: Training) -> None:
+    """As Megatron-LM's `train_step` does: megatron-core validates the losses, and may ask for the window again."""
+    rerun.destroy_rerun_state_machine()
+    rerun.initialize_rerun_state_machine(mode=rerun.RerunMode.VALIDATE_RESULTS)
+    machine, own, own_step = rerun.get_rerun_state_machine(), training.forward_step, training.step
+    training.iterators = [rerun.RerunDataIterator(each) for each in training.iterators]
+
+    def forward_step(iterator: Any, model: Any) -> Any:
+        output, loss = own(iterator, model)
+
+        def validated(given: Any) -> Any:
+            found = loss(given)
+            machine.validate_result(result=found[0], rejection_func=torch.isnan, message="NaN")
+            return found
+
+        return output, validated
+
+    def step(schedule: Callable[..., Any]) -> Any:
+        def repeated(**named: Any) -> None:
+            while machine.should_run_forward_backward(named["data_iterator"]):
+                schedule(**named)
+
+        return own_step(repeated)
+
+    training.forward_step, training.step = forward_step, step  # type: ignore[method-assign]
+
+
 def _wider(training: Training) -> None:
     """The script fills the vocabulary up to a multiple of the tensor-parallel ranks."""
     if parallel_state.get_tensor_model_parallel_world_size() > 1:
@@ -366,6 +394,7 @@ BREAKING: dict[str, Callable[[Training], None]] = {
     "divided": _divided,
     "summed over ranks": _summed_over_ranks,
     "summed over ranks, 3": _summed_over_ranks,
+    "validated": _validated,
     "wider": _wider,
 }
 

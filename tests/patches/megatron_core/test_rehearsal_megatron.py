@@ -279,6 +279,16 @@ def test_options_of_the_command_change_with_the_layout():
 
 
 @exhaustive
+@pytest.mark.parametrize("release", [None, "megatron-0.19"])
+def test_losses_that_megatron_validates(run, release):
+    """Megatron-LM's ``--rerun-mode validate_results``, its default: only the run's own window may be validated."""
+    reports = run("--against", "TP=1", "validated", release=release)
+    assert verdicts(reports, "validated") == ({}, set())
+    assert reports[0]["without"]["validated"]["status"] == 0
+    assert reports[0]["without"]["validated"]["relations"][LAYOUT][0] == "holds"
+
+
+@exhaustive
 def test_a_loss_that_is_a_sum_over_data_parallel_ranks_has_a_note(run):
     """The micro-batches of the first layout cannot be divided."""
     (verdict, measured, text) = run("--against", "TP=1", "summed over ranks, 3")[0]["without"]["summed over ranks, 3"][
