@@ -31,12 +31,13 @@ def keyed(trainer: Any, dataset: Any, key: str) -> str:
 
 
 def keyed_without_arguments(trainer: Any, dataset: Any, key: str) -> str:
-    """As `keyed`, unless the data set was filtered by a function that holds the trainer's arguments.
+    """As `keyed`, unless the data set was filtered by the release's function, which holds the trainer's arguments.
 
     Its fingerprint, and with it the released key, then depends on all of them.
     """
     length, mode, *of_collator = _settings(trainer)
-    if length is not None and mode == "keep_start" and of_collator[:2] == [length, mode]:
+    filters = length is not None and mode == "keep_start" and not _released.others(trainer, "_prepare_dataset")
+    if filters and of_collator[:2] == [length, mode]:
         rlhf_patches.decided(_NAME, False)
         return key
     return keyed(trainer, dataset, key)

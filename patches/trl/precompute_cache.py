@@ -39,7 +39,8 @@ A second run of DPO with `precompute_ref_log_probs=True`, the same data set on d
 `max_length` or `truncation_mode`, computes no log-probabilities: it takes those of the first run. Since 1.8.0 the same
 happens with another `ld_alpha`; in KTO with another `max_length`, from 1.4.0 to 1.8.x. Loss, rewards and gradients are
 then those of a reference of other sequences. No error. Since 1.9.0, KTO is right, and so is DPO with
-`truncation_mode="keep_start"` and a `max_length`, as by default: their data set's key depends on all arguments.""",
+`truncation_mode="keep_start"` and a `max_length`, as by default: their data set's key depends on all arguments, unless
+`_prepare_dataset` is your own.""",
     cause="""\
 The log-probabilities are stored beside the data set, under a key of its fingerprint and of the model's weights. The
 settings by which the sequences are truncated, and `ld_alpha`, are not part of the key.""",
@@ -48,11 +49,12 @@ The key has these settings too. The first run with the patch computes the log-pr
 the settings of a file that a release has written; later runs with the same settings take them from the new file. Old
 files stay on disk.
 
-A data set in memory has no such file, and with DPO's defaults since 1.9.0 the release's own key is right: there nothing
-changes. The patch does not change a trainer with your own data collator, `compute_ref_log_probs` or
-`_precompute_ref_logps`, and logs its name in one line on rank 0. Not repaired: settings of the model that are no
-weights, such as those of its rotary embedding, and the precision of the run (`bf16`, `fp16`). In these cases delete the
-files `cache-*` of the data set.""",
+A data set in memory has no such file, and with DPO's defaults since 1.9.0 and TRL's own `_prepare_dataset` the
+release's key is right: there nothing changes. The patch does not change a trainer with your own data collator,
+`compute_ref_log_probs` or `_precompute_ref_logps`, and logs its name in one line on rank 0. Not repaired: KTO since
+1.9.0 with a `_prepare_dataset` of your own; settings of the model that are no weights, such as those of its rotary
+embedding; and the precision of the run (`bf16`, `fp16`). In these cases delete the files `cache-*` of the data
+set.""",
     changes_numbers="""\
 Since TRL 0.29.0, DPO with precomputed log-probabilities was trained against the wrong reference if an earlier run had
 another `max_length` or `truncation_mode`, or, since 1.8.0, another `ld_alpha`; KTO from 1.4.0 to 1.8.x with another

@@ -6,6 +6,7 @@ Each case before apply() of trl-precompute-cache, and after it; and a run with t
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import trl
@@ -17,7 +18,7 @@ from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.patches.trl.proofs.precompute_cache_ranks import CASES, NAME, fresh, made, reference, run, taken
 from rlhf_patches.proving import states
 
-CASE = "DPO, max_length"
+CASE, DEFAULT = "DPO, max_length", "DPO, default mode"
 
 
 class Collator(dpo_trainer.DataCollatorForPreference):
@@ -36,6 +37,14 @@ class Loss(trl.DPOTrainer):
 
     def _compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         return super()._compute_loss(*args, **kwargs)
+
+
+class Prepares(trl.DPOTrainer):
+    """Which filters nothing, so that the data set's key does not depend on the arguments."""
+
+    def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, name: str) -> Any:
+        without = SimpleNamespace(max_length=None, dataset_num_proc=None)
+        return super()._prepare_dataset(dataset, processing_class, without, name)
 
 
 def with_a_collator(kind: str, folder: Path, settings: dict[str, Any], own: type = Collator) -> Any:
@@ -71,6 +80,7 @@ def cases(out: Path) -> dict[str, Any]:
         "own collator": run(CASE, out, with_a_collator),
         "own log-probabilities": run(CASE, out, lambda *given: made(*given, kinds=Computes)),
         "own loss": run(CASE, out, lambda *given: made(*given, kinds=Loss)),
+        "own preparation": run(DEFAULT, out, lambda *given: made(*given, kinds=Prepares)),
         "own instance": run(CASE, out, with_the_releases_collator),
         "in memory": run(CASE, out, in_memory),
     }

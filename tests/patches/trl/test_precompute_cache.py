@@ -101,9 +101,9 @@ def test_data_in_memory_have_no_cache(users):
         assert users[state]["in memory"]["files"] == 0
 
 
-@pytest.mark.parametrize("case", ["own loss", "own instance"])
+@pytest.mark.parametrize("case", ["own loss", "own instance", "own preparation"])
 def test_other_code_of_a_user_is_no_reason(users, case):
-    """Nor that the release's own collator truncates otherwise than the arguments say."""
+    """Nor that the release's own collator truncates otherwise than the arguments say, or that nothing is filtered."""
     assert users["before"][case]["error"] > 1
     assert users["after"][case]["error"] < EXACT
 
