@@ -175,14 +175,12 @@ def _undivided_micro_batches(trainer: Any, items: Any, none_is_divided: bool) ->
         return None  # a compute_loss_func divides by the number, as transformers requires
     if items is None and none_is_divided:
         return None
-    # Of this window: the last of an epoch may have fewer.
-    steps = getattr(trainer, "current_gradient_accumulation_steps", None) or trainer.args.gradient_accumulation_steps
     if trainer.args.n_gpu > 1:
         _say(
             trainer, "several GPUs in one process (torch.nn.DataParallel): the divisor of their losses is not checked."
         )
         return None
-    return 1 if declared is False else int(steps)
+    return 1 if declared is False else _known_trainer.micro_batches(trainer)
 
 
 def _others_divide(trainer: Any, engine_divides: bool) -> bool:

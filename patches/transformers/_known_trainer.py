@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from packaging.version import Version
+from torch.optim import optimizer as torch_optimizer
 
 from . import _known_loss
 
@@ -64,7 +65,7 @@ class Window:
     def __init__(self, trainer: Any, model: torch.nn.Module, reason: str, *, for_good: bool = False) -> None:
         inner = _known_loss.unwrapped(model)
         self._inner = weakref.ref(inner)
-        self._step = -1 if for_good else trainer.state.global_step
+        self._at = None if for_good else _at(trainer)
         self.reason, self.maker = reason, maker(trainer)
         self.settings: Any = None
         self._used = _Identities(self._in_use(trainer, model, inner))
@@ -72,7 +73,7 @@ class Window:
 
     def holds(self, trainer: Any, model: torch.nn.Module) -> bool:
         """Whether this is still the trainer's window, and what makes its loss has not been replaced since."""
-        if self._step not in (-1, trainer.state.global_step):
+        if self._at not in (None, _at(trainer)):
             return False
         inner = self._inner()
         return inner is not None and self._used.are(self._in_use(trainer, model, inner))
@@ -92,7 +93,8 @@ _last: Window | None = None
 
 def held(trainer: Any, model: torch.nn.Module) -> Window | None:
     """The record of this window, if there is one and all of it still holds."""
-    return _last if _last is not None and _last.holds(trainer, model) else None
+    last = _last  # another thread's training may replace it meanwhile
+    return last if last is not None and last.holds(trainer, model) else None
 
 
 def window(trainer: Any, model: torch.nn.Module, reason: str | None = None) -> Window:
@@ -103,13 +105,25 @@ def window(trainer: Any, model: torch.nn.Module, reason: str | None = None) -> W
     """
     global _last
     if reason is None:
-        if (last := held(trainer, model)) is not None:
-            return last
+        if (found := held(trainer, model)) is not None:
+            return found
         around = _last is not None and _last.is_around(trainer)
-        _last = Window(trainer, model, _unknown(trainer, around) or _known_loss.unknown(model))
+        found = Window(trainer, model, _unknown(trainer, around) or _known_loss.unknown(model))
     else:
-        _last = Window(trainer, model, reason, for_good=True)
-    return _last
+        found = Window(trainer, model, reason, for_good=True)
+    _last = found
+    return found
+
+
+def micro_batches(trainer: Any) -> int:
+    """Of this window: the last of an epoch may have fewer."""
+    current = getattr(trainer, "current_gradient_accumulation_steps", None)
+    return int(current or trainer.args.gradient_accumulation_steps)
+
+
+def _at(trainer: Any) -> tuple[int, int]:
+    # A stream's last window may have no step: the next epoch's first one, of more micro-batches, then has its number.
+    return trainer.state.global_step, micro_batches(trainer)
 
 
 def _functions(trainer: Any, model: Any, inner: Any) -> list[Any]:
@@ -166,8 +180,8 @@ def _unknown(trainer: Any, around: bool) -> str:
         function = getattr(trainer, name, None)
         if function is not None and _known_loss.author(function) not in ("transformers", "trl"):
             return f"{named(function)} is not transformers' own"
-    hooks = getattr(getattr(trainer.optimizer, "optimizer", trainer.optimizer), "_optimizer_step_pre_hooks", {})
-    for hook in hooks.values():
+    own = getattr(getattr(trainer.optimizer, "optimizer", trainer.optimizer), "_optimizer_step_pre_hooks", {})
+    for hook in (*own.values(), *getattr(torch_optimizer, "_global_optimizer_pre_hooks", {}).values()):
         if _known_loss.author(hook) not in (*_known_loss.MODELS, "torch", "accelerate", "deepspeed"):
             return f"the optimizer's hook {named(hook)} may divide gradients"
     if around:

@@ -226,6 +226,27 @@ def test_a_mean_is_divided_by_the_micro_batches(apply_patch, rows, tmp_path, cas
     assert logged == pytest.approx(losses, rel=TOLERANCE)
 
 
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+def test_the_rest_of_a_stream_is_divided_by_its_own_number(apply_patch, rows, tmp_path):
+    """It has no step of its own: its gradient is added to that of the next epoch's first window."""
+    case = "BERT, classes"
+    (whole, rest), _ = wanted(case, rows)
+    apply_patch(PATCH)
+    trainer = trainer_of(*CASES[case][:2], rows, tmp_path, max_steps=2)
+    trainer.train_dataset = Stream(trainer.train_dataset)
+    trainer.train()
+    kept = next(each for each in trainer.callback_handler.callbacks if isinstance(each, Kept))
+    reference = {name: each + whole[name] for name, each in rest.items()}
+    assert max(map(off_by, kept.gradients, (whole, reference))) < TOLERANCE
+
+
 def test_a_mixtures_auxiliary_loss_counts_once(apply_patch, rows, tmp_path):
     make, labels, _ = CASES["Mixtral"]
     reference, losses = wanted("Mixtral", rows)

@@ -22,6 +22,7 @@ from unittest import mock
 import pytest
 import torch
 from torch.nn import functional
+from torch.optim import optimizer
 
 from rlhf_patches.testing import in_process
 from tests.harness.by_case import ByCase, exhaustive_but
@@ -411,6 +412,13 @@ class InAContext(Trainer):
         return contextlib.ExitStack()
 
 
+@contextlib.contextmanager
+def hooked_optimizers():
+    handle = optimizer.register_optimizer_step_pre_hook(lambda *_: None)
+    yield
+    handle.remove()
+
+
 def hooked_parameters():
     model = CASES["BERT, classes"][0]()
     for parameter in model.parameters():
@@ -474,6 +482,7 @@ LEFT = {
     "a forward from a string": (CASES["BERT, classes"][0], Trainer, from_a_string),
     "a forward in a context": (in_a_mode, Trainer),
     "hooks of parameters": (hooked_parameters, Trainer),
+    "a hook of all optimizers": (CASES["BERT, classes"][0], Trainer, hooked_optimizers),
     "a hook of the backward pass": (hooked_backward, Trainer),
     "torch's function": (CASES["Llama, regression"][0], Trainer, quartered(functional, "mse_loss")),
     "a head": (with_a_head, Trainer),
@@ -575,6 +584,7 @@ FEW = (
     *("a decorated forward", "a forward hook", "torch's class", "a head", "backward", "a smoother"),
     *("Dividing", "KeepingTheNumber", "a dataclass as compute_loss_func"),
     *("an object as a loss", "a forward from a string", "hooks of parameters", "HookingTheLoss"),
+    "a hook of all optimizers",
     "a module that is called as one of Python's",
 )
 
@@ -753,6 +763,19 @@ def test_a_model_in_another_mode_is_looked_at_again(repaired, rows, tmp_path):
     assert _known_trainer.window(trainer, trainer.model) is decided
     trainer.model.eval()
     assert _known_trainer.window(trainer, trainer.model) is not decided
+
+
+def test_the_window_of_another_thread_is_not_this_one_s(repaired, tmp_path):
+    """Whose trainer begins a window while this one's is looked at."""
+    ours, other = (trainer_of(CASES["BERT, classes"][0], Trainer, tmp_path) for _ in range(2))
+    decided, holds = _known_trainer.window(ours, ours.model), _known_trainer.Window.holds
+
+    def begins(window, *given):
+        _known_trainer._last = _known_trainer.Window(other, other.model, "")
+        return holds(window, *given)
+
+    with mock.patch.object(_known_trainer.Window, "holds", begins):
+        assert _known_trainer.held(ours, ours.model) is decided
 
 
 def test_code_that_is_kept_is_that_of_the_library(rows, tmp_path):
