@@ -100,6 +100,24 @@ def part_of_all_ranks(self: Any, num_items_in_batch: Any) -> float | bool | None
     return 1.0 / ranks
 
 
+def part_of_micro_batches(self: Any, num_items_in_batch: Any) -> float | bool | None:
+    """GOLDTrainer: the factor on the gradient's size; None with Liger's loss or a part of the step of a user's."""
+    counted = self.args.gradient_accumulation_steps
+    if num_items_in_batch is None or not self.model.training or counted * _window.averaged_over(self) == 1:
+        return False
+    is_uld = self.use_uld_loss and self.teacher_tokenizer is not None
+    loss_of = self.uld_loss_fn if is_uld else self.generalized_jsd_loss
+    # known: the release's own loss, as the next line asks; it is a sum if it takes the number that divides it
+    is_mean = is_uld or "num_items_in_batch" not in getattr(getattr(loss_of, "__code__", None), "co_varnames", ())
+    own = _window.replaced(self, loss_of, *(() if is_mean else _window.LOADING))
+    if own or getattr(self, "use_liger_gkd_loss", False):
+        return None
+    if not is_mean:
+        return float(1 / (counted * _window.averaged_over(self)))
+    steps = _window.micro_batches_of_a_mean(self)
+    return False if steps == 1 else float(steps)
+
+
 def on_a_server(self: Any) -> bool:
     """GRPOTrainer: whether a vLLM server generates."""
     return bool(self.use_vllm and self.vllm_mode == "server")

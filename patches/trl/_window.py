@@ -51,9 +51,9 @@ def summed(trainer: Any, loss_of: Callable[..., Any], items: Any, counted: int =
 
 def averaged(trainer: Any, loss_of: Callable[..., Any], items: Any) -> Callable[..., Any]:
     """A function for a mean over a micro-batch; `Trainer.training_step` assumes that it is divided by ``items``."""
-    if items is None or not trainer.model.training or _is_divided_later(trainer):
+    if items is None or not trainer.model.training:
         return loss_of
-    steps = micro_batches_of(trainer)
+    steps = micro_batches_of_a_mean(trainer)
     if steps == 1 or _is_left(trainer, loss_of):
         return loss_of
     return lambda *args, **kwargs: loss_of(*args, **kwargs) / steps
@@ -142,6 +142,11 @@ def micro_batches_of(trainer: Any) -> int:
     """
     window = getattr(trainer, "current_gradient_accumulation_steps", None)
     return int(window or trainer.args.gradient_accumulation_steps)
+
+
+def micro_batches_of_a_mean(trainer: Any) -> int:
+    """The micro-batches of this window by which nothing divides a mean that `Trainer` takes for a sum."""
+    return 1 if _is_divided_later(trainer) else micro_batches_of(trainer)
 
 
 def averaged_over(trainer: Any) -> int:

@@ -105,10 +105,7 @@ example in a callback or an optimizer.""",
     ),
     obsolete_when="when the oldest trl in use scales both losses by itself; no release so far does",
     conditions=(
-        Condition(
-            "trl.experimental.gkd.gkd_trainer:GKDTrainer.compute_loss",
-            f"{__package__}._conditions:part_of_all_ranks",
-            "gradient x",
-        ),
+        Condition(_GKD, f"{__package__}._conditions:part_of_all_ranks", "gradient x"),
+        Condition(_GOLD, f"{__package__}._conditions:part_of_micro_batches", "gradient x"),
     ),
 )

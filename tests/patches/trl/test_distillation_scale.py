@@ -55,9 +55,15 @@ ROUNDING = 1e-5
 def reports(run_ranks):
     found = {1: run_ranks(WORKER, *ALONE, levels=TRL, ranks=1)[0], 2: run_ranks(WORKER, *TOGETHER, *OWN, levels=TRL)[0]}
     assert {each["status"] for each in found.values()} == {"applied"}
-    assert found[2]["reached"]["least"] == found[2]["reached"]["most"] == 0.5  # GKD's, of two ranks
-    assert found[1]["reached"]["held"] == 0 < found[1]["reached"]["asked"]
     return found
+
+
+def test_reports_have_the_factor(reports):
+    """GOLD's of tokens is the least one, ULD's the largest; GKD's on one rank is none."""
+    for ranks, report in reports.items():
+        reached = report["reached"]
+        assert (reached["least"], reached["most"]) == (FACTORS[ranks][f"GOLD {4 // ranks}"], ULD[ranks][1])
+        assert 0 < reached["held"] < reached["asked"] <= reached["calls"]
 
 
 def each(cases):
@@ -245,6 +251,7 @@ def test_before_1_7_it_was_multiplied(run_ranks):
     report = beside(run_ranks, "trl-1.5", "GOLD 8", "ULD 8", "ULD 1")
     before, after = report["before"], report["after"]
     assert report["version"] == "1.5.1"
+    assert report["reached"]["least"] == report["reached"]["most"] == 8
     assert before["GOLD 8"]["factor of means"] == pytest.approx(8, rel=ROUNDING)
     assert after["GOLD 8"]["error of means"] < ROUNDING
     right = before["ULD 1"]["norm"]
