@@ -143,7 +143,7 @@ class Window:
         return loss
 
     def _noting(self, iterator: Any, place: int) -> Any:
-        return _Iterator(iterator, lambda: self._note(next(iterator)))
+        return _Iterator(iterator, lambda read: self._note(read()))
 
     def _note(self, item: Any) -> Any:
         self.items[self._at].append(states.copy_of(item))
@@ -153,7 +153,7 @@ class Window:
         left: list[Any] = []
         at: list[int] = []
 
-        def take() -> Any:
+        def take(_: Any) -> Any:
             if at != [self._calls[place]]:  # another forward step
                 at[:], left[:] = [self._calls[place]], self.items[self._at]
             if not left:
@@ -164,19 +164,20 @@ class Window:
 
 
 class _Iterator:
-    """An iterator in place of the user's, with its attributes."""
+    """An iterator in place of the user's, with its attributes. slime's has ``get_next(keys)`` and no ``__next__``."""
 
-    def __init__(self, own: Any, take: Callable[[], Any]) -> None:
+    def __init__(self, own: Any, take: Callable[[Callable[[], Any]], Any]) -> None:
         self._own, self._take = own, take
 
     def __iter__(self) -> _Iterator:
         return self
 
     def __next__(self) -> Any:
-        return self._take()
+        return self._take(lambda: next(self._own))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._own, name)
+        own = getattr(self._own, name)
+        return own if name != "get_next" else lambda *keys, **named: self._take(lambda: own(*keys, **named))
 
 
 class Modules:

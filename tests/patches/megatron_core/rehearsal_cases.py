@@ -168,6 +168,7 @@ LAYOUTS: dict[str, Case] = {
     "summed over ranks": Case("TP 2"),
     "summed over ranks, 3": Case("TP 2", 3),
     "validated": Case("TP 2"),
+    "get_next": Case("TP 2"),
     "wider": Case("TP 2"),
 }
 CASES = {**LAYOUTS, **ONE, **TWO, **FOUR, **FAULTS, **REFUSED, **KNOWN}

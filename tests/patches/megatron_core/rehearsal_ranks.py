@@ -360,6 +360,27 @@ def _validated(training: Training) -> None:
     training.forward_step, training.step = forward_step, step  # type: ignore[method-assign]
 
 
+def _get_next(training: Training) -> None:
+    """The data iterator is slime's kind: it has ``get_next(keys)`` and is no iterator."""
+    own = training.forward_step
+
+    class Rows:
+        def __init__(self, batches: Iterator[Any]) -> None:
+            self.batches, self.offset = batches, 0
+
+        def get_next(self, keys: list[str]) -> dict[str, Any]:
+            self.offset += 1
+            batch = next(self.batches)
+            return {key: batch[key] for key in keys}
+
+    def forward_step(iterator: Any, model: Any) -> Any:
+        assert iterator.offset >= 0
+        return own(iter([iterator.get_next(["tokens", "counted"])]), model)
+
+    training.iterators = [Rows(each) for each in training.iterators]  # type: ignore[misc]
+    training.forward_step = forward_step  # type: ignore[method-assign]
+
+
 def _wider(training: Training) -> None:
     """The script fills the vocabulary up to a multiple of the tensor-parallel ranks."""
     if parallel_state.get_tensor_model_parallel_world_size() > 1:
@@ -395,6 +416,7 @@ BREAKING: dict[str, Callable[[Training], None]] = {
     "summed over ranks": _summed_over_ranks,
     "summed over ranks, 3": _summed_over_ranks,
     "validated": _validated,
+    "get_next": _get_next,
     "wider": _wider,
 }
 

@@ -279,13 +279,14 @@ def test_options_of_the_command_change_with_the_layout():
 
 
 @exhaustive
+@pytest.mark.parametrize("case", ["validated", "get_next"])
 @pytest.mark.parametrize("release", [None, "megatron-0.19"])
-def test_losses_that_megatron_validates(run, release):
-    """Megatron-LM's ``--rerun-mode validate_results``, its default: only the run's own window may be validated."""
-    reports = run("--against", "TP=1", "validated", release=release)
-    assert verdicts(reports, "validated") == ({}, set())
-    assert reports[0]["without"]["validated"]["status"] == 0
-    assert reports[0]["without"]["validated"]["relations"][LAYOUT][0] == "holds"
+def test_what_frameworks_put_around_a_step(run, case, release):
+    """Megatron-LM validates losses of its own window only (``--rerun-mode``); slime's data iterator is none."""
+    reports = run("--against", "TP=1", case, release=release)
+    assert verdicts(reports, case) == ({}, set())
+    assert reports[0]["without"][case]["status"] == 0
+    assert {reports[0]["without"][case]["relations"][each][0] for each in (COPIES, WEIGHTS, LAYOUT)} == {"holds"}
 
 
 @exhaustive
