@@ -85,9 +85,12 @@ def _trained_on(optimizer: Any, params: set[int]) -> bool | None:
     return None
 
 
-def drops_by_logits(drop_tokens: bool, drop_policy: str) -> bool:
-    """Whether each expert of ``topkgating`` keeps the tokens with the largest logits, for any k."""
-    return bool(drop_tokens and drop_policy == "probs")
+def drops_by_logits(drop_tokens: bool, drop_policy: str) -> bool | None:
+    """False if no expert of ``topkgating`` keeps the tokens with the largest logits, for any k.
+
+    Otherwise None: the logits decide. With many experts those that a token chooses are above 0, and nothing is wrong.
+    """
+    return None if drop_tokens and drop_policy == "probs" else False
 
 
 def rates_of_groups(self: Any, optimizer: Any, warmup_max_lr: Any) -> bool | None:

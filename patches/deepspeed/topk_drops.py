@@ -17,7 +17,8 @@ PATCH = Patch(
     symptom="""\
 A mixture of experts with DeepSpeed's `MoE` layer and `k` of 3 or more learns little. Many tokens pass through fewer
 than k experts, or through none, although `exp_counts` is far below the capacity. The effect is largest when most of a
-router's logits are negative: in a test, 43 of 229 choices that fit the capacity remain. No error is raised.""",
+router's logits are negative: in a test, 43 of 229 choices that fit the capacity remain. With many experts, such as 64
+and `k` of 4, chosen logits are above 0, and nothing is lost. No error is raised.""",
     cause="""\
 `topkgating` lets each expert take its `capacity` tokens with the largest logits. Tokens that did not choose the expert
 take part with a logit of 0. This is larger than a negative logit, and not less than a logit of 0, which a token of

@@ -224,7 +224,7 @@ OF_VERL = [
         ("deepspeed._conditions:loses_micro_batches", [offloaded(4, 3, zenflow=True)], None),
         ("deepspeed._conditions:drops_by_logits", [True, "position"], False),
         ("deepspeed._conditions:drops_by_logits", [False, "probs"], False),
-        ("deepspeed._conditions:drops_by_logits", [True, "probs"], True),
+        ("deepspeed._conditions:drops_by_logits", [True, "probs"], None),
         *(
             (
                 "trl._conditions:part_of_a_generation",

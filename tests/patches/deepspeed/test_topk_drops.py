@@ -82,4 +82,12 @@ def test_what_a_run_is_told_does_not_depend_on_the_number_of_choices():
     module, _, name = condition.predicate.partition(":")
     tells = getattr(importlib.import_module(module), name)
     assert "k" not in inspect.signature(tells).parameters
-    assert [tells(True, "probs"), tells(True, "position"), tells(False, "probs")] == [True, False, False]
+    assert [tells(True, "probs"), tells(True, "position"), tells(False, "probs")] == [None, False, False]
+
+
+@pytest.mark.parametrize("case", ["positive", "negative"])
+def test_a_run_is_not_told_what_only_its_logits_decide(report, case):
+    """With logits above 0 it is right as released."""
+    assert report["reached"]["held"] == 0
+    right = report["before"][case]["kept"] == report["before"][case]["to keep"]
+    assert right == (case == "positive")
