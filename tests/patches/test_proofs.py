@@ -19,13 +19,20 @@ from tests.harness.by_case import exhaustive_but
 from tests.harness.forkserver import PACKAGES
 
 PATCHES = Path(importlib.import_module("rlhf_patches.patches").__path__[0])
-PROOFS = sorted(
-    ".".join(file.relative_to(PATCHES).with_suffix("").parts)
-    for file in PATCHES.glob("*/proofs/*.py")
-    if "PROOF = " in file.read_text()
-)
+MODULES = {
+    module: importlib.import_module(f"rlhf_patches.patches.{module}")
+    for module in sorted(
+        ".".join(file.relative_to(PATCHES).with_suffix("").parts)
+        for file in PATCHES.glob("*/proofs/*.py")
+        if "PROOF = " in file.read_text()
+    )
+}
 BUILT_IN = {patch.name: patch for patch in plugin.rlhf_patches()}
-LOCATED = {name: found for name, patch in BUILT_IN.items() if (found := lookup.proof_of(patch)) is not None}
+LOCATED = {
+    case.patch: (module.PROOF, lookup.worker_of(module.__name__, module.PROOF))
+    for module in MODULES.values()
+    for case in module.PROOF.cases
+}
 PROVEN = [patch for patch in BUILT_IN.values() if patch.name in LOCATED]
 CANARIES = ("verl-rloo-singletons", "transformers-moe-aux-loss")
 EXCLUDING = (
@@ -44,14 +51,14 @@ DEAR = (
 FRAMEWORKS = ("torch", "transformers", "numpy", "accelerate", "deepspeed", "megatron", "trl", "peft", "vllm")
 
 
-@pytest.mark.parametrize("module", PROOFS)
+@pytest.mark.parametrize("module", MODULES)
 def test_it_is_found_by_its_patch(module):
     package, _, name = f"rlhf_patches.patches.{module}".rpartition(".")
-    proof = importlib.import_module(f"{package}.{name}").PROOF
+    proof = MODULES[module].PROOF
     assert isinstance(proof, Proof)
     for case in proof.cases:
         patch = BUILT_IN[case.patch]
-        assert LOCATED[patch.name] == (proof, f"{package}.{proof.worker or f'{name}_ranks'}")
+        assert lookup.proof_of(patch) == (proof, f"{package}.{proof.worker or f'{name}_ranks'}")
         assert case.framework == patch.distribution
         assert len(case.title) <= 33, "more does not fit into the tables"
 
@@ -61,7 +68,7 @@ def test_no_framework_is_imported_to_find_them():
 import sys
 from rlhf_patches.patches import plugin
 from rlhf_patches.proving import lookup
-assert sum(lookup.proof_of(patch) is not None for patch in plugin.rlhf_patches()) >= {len(PROOFS)}
+assert sum(lookup.proof_of(patch) is not None for patch in plugin.rlhf_patches()) >= {len(MODULES)}
 print([name for name in {FRAMEWORKS} if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
