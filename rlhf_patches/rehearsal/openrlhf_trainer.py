@@ -171,6 +171,8 @@ class TrainerRehearsal(mini_batch.MiniBatch):
         for each in self._trainer.replay_buffer.items[: self._rows]:
             if each.action_log_probs is not None and not self.of_a_critic:
                 tokens, counted = each.sequences.flatten(), each.action_mask.flatten().bool()
+                if not counted.numel() == each.action_log_probs.numel() == tokens.numel() - 1:
+                    return
                 first = int(counted.int().argmax()) + 1
                 log_probability = float(each.action_log_probs.flatten()[counted].double().sum())
                 yield tokens[:first].tolist(), tokens[1:][counted].tolist(), log_probability

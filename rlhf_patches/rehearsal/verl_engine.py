@@ -136,10 +136,12 @@ class EngineRehearsal(mini_batch.MiniBatch):
             return
         for prompt, response, mask, log_probs in zip(*(each.unbind() for each in fields), strict=True):
             counted = mask.bool()
+            if not counted.shape == response.shape == log_probs.shape:
+                return
             yield prompt.tolist(), response[counted].tolist(), float(log_probs[counted].double().sum())
 
     def _temperature(self) -> object:
-        found = self._data.get("temperature", 1)
+        found = _verl("utils.tensordict_utils").get_non_tensor_data(self._data, "temperature", 1)
         return found if isinstance(found, (int, float)) else 1
 
     # -- calls of the engine
