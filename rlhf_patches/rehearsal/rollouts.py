@@ -67,7 +67,7 @@ def of_engine(sampled: Sampled, temperature: object, at_one: Callable[[], Sample
     if math.isnan(mean):
         return Relation(ENGINE, Verdict.DEVIATES, measured, "of a token that is trained")
     if mean > FLOOR and temperature != 1 and (other := at_one().whole()) and other[0] * TIMES < mean:
-        text = f"nats per token: the engine's are of temperature 1 ({other[0]:.1g} from these), not of {temperature}"
+        text = f"nats per token: the engine's are of temperature 1 (difference {other[0]:.1g}), not of {temperature}"
         return Relation(ENGINE, Verdict.DEVIATES, measured, text)
     if mean <= LARGEST:
         return Relation(ENGINE, Verdict.HOLDS, measured, "nats per token from the trainer's; rounding gives up to 0.03")
