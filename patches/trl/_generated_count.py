@@ -20,8 +20,6 @@ from .. import _released
 from . import _window
 
 _NAME = "trl-gkd-generated-count"
-_KEPT_WHOLE = ("NO", "MULTI_CPU", "MULTI_GPU")
-"""accelerate's ways of training in which each rank holds whole gradients between micro-batches."""
 
 
 @dataclasses.dataclass
@@ -140,7 +138,8 @@ def _counts_otherwise(trainer: Any, items: Any) -> bool:
 def _is_kept_by_an_engine(trainer: Any) -> bool:
     """Whether the gradients of earlier micro-batches are not in the parameters, which all ranks answer alike."""
     engine = trainer.accelerator.distributed_type.value
-    if engine in _KEPT_WHOLE or _window.micro_batches_of(trainer) == 1:
+    is_ddp = engine.startswith("MULTI_")  # known: accelerate's names of DDP, by the kind of device
+    if engine == "NO" or is_ddp or _window.micro_batches_of(trainer) == 1:
         return False
     _released.stays(_NAME, f"{engine} keeps the gradients of earlier micro-batches itself", "the gradient")
     return True

@@ -137,7 +137,8 @@ def of_trl(function):
 
 
 def test_an_engine_that_keeps_gradients_itself_gets_the_number_of_one_micro_batch():
-    assert step_of() == [9, 6]
+    for engine in ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU"):  # without one
+        assert step_of(engine) == [9, 6]
     assert step_of("DEEPSPEED", 1) == step_of("FSDP", 1) == [3]
 
 
