@@ -35,19 +35,19 @@ PATCH = Patch(
     summary="a fully_reshardable checkpoint has each parameter's own master weight and moments",
     harm="wrong weights",
     bug="a fully_reshardable checkpoint has a shifted part of the optimizer's state for each parameter",
-    when="--dist-ckpt-optim-fully-reshardable, and gradients in several buckets (overlap_grad_reduce)",
-    excluded_by=("overlap_grad_reduce=false",),
+    when="--dist-ckpt-optim-fully-reshardable, and gradients in several buckets: overlap_grad_reduce, or embeddings "
+    "that pipeline stages share",
     symptom="""\
 A run that resumes from a `fully_reshardable` checkpoint (`--dist-ckpt-optim-fully-reshardable`;
 `distrib_optim_sharding_type` in the metadata) has wrong float32 weights and moments, whether or not the number of ranks
 has changed. Its first step overwrites the model with them. No error is raised. If padding moved a parameter past the
 end, saving logged a warning: "param range exceeds unpadded buffer".""",
     cause="""\
-With `overlap_grad_reduce`, or with shared embeddings, gradients are in several buckets. With the distributed optimizer,
-each bucket's end is padded to a multiple of 128 elements and of the number of ranks. The state is gathered without this
-padding, but each parameter is located by its padded position. Its state is therefore taken too far on, by the padding
-of the buckets before its own, and is zero past the end. With `pad_buckets_for_high_nccl_busbw`, the padding can be
-65535 elements for each bucket.""",
+With `overlap_grad_reduce`, or with embeddings that pipeline stages share, gradients are in several buckets. With the
+distributed optimizer, each bucket's end is padded to a multiple of 128 elements and of the number of ranks. The state
+is gathered without this padding, but each parameter is located by its padded position. Its state is therefore taken too
+far on, by the padding of the buckets before its own, and is zero past the end. With `pad_buckets_for_high_nccl_busbw`,
+the padding can be 65535 elements for each bucket.""",
     repair="""\
 When a checkpoint is saved, each parameter's state is taken from its own position, less the padding of the buckets
 before its own. The format is the same. Loading is as before for every checkpoint, whether it was saved with the patch

@@ -28,6 +28,7 @@ KEYS = ("param", "exp_avg", "exp_avg_sq")
 CASES: dict[str, dict[str, Any]] = {
     "buckets": {"bucket_size": 3000},
     "buckets, on one rank": {"bucket_size": 3000, "efficient": True},
+    "shared embeddings": {"bucket_size": None, "shared": True},
     "one bucket": {"bucket_size": None},
 }
 
@@ -35,16 +36,20 @@ CASES: dict[str, dict[str, Any]] = {
 class Run:
     """A model in bf16 and its optimizer."""
 
-    def __init__(self, *, bucket_size: int | None, efficient: bool = False) -> None:
+    def __init__(self, *, bucket_size: int | None, efficient: bool = False, shared: bool = False) -> None:
         config = harness.make_config()
         config.num_layers = 1
+        config.ffn_hidden_size += 8 * shared  # the other weights are no multiple of 128
         config.bf16, config.params_dtype = True, torch.bfloat16
+        gpt = harness.make_gpt(config, 1)
+        if shared:  # as Megatron marks those of a first and a last pipeline stage
+            gpt.embedding.word_embeddings.weight.shared_embedding = True
         self.model = DistributedDataParallel(
             config=config,
             ddp_config=DistributedDataParallelConfig(
                 use_distributed_optimizer=True, overlap_grad_reduce=bucket_size is not None, bucket_size=bucket_size
             ),
-            module=Float16Module(config, harness.make_gpt(config, 1)),
+            module=Float16Module(config, gpt),
         )
         settings = OptimizerConfig(
             optimizer="adam",
