@@ -25,7 +25,7 @@ PATCH = Patch(
     bug="responses that are rejected, and so not trained, still count in their group's mean and standard deviation",
     when="rollout_rs, or a veto up to 0.7.0, and adv_estimator grpo, rloo or reinforce_plus_plus_baseline",
     # Without rollout_rs, 0.6.1 and 0.7.0 reject by rollout_token_veto_threshold.
-    excluded_by=("algorithm.adv_estimator=gae|remax|opo|gpg|reinforce_plus_plus",),
+    excluded_by=("algorithm.adv_estimator=gae|remax|opo|reinforce_plus_plus",),
     symptom="""\
 verl 0.6.1 to 0.9.1 with `algorithm.rollout_correction.rollout_rs`, or 0.6.1 and 0.7.0 with
 `rollout_token_veto_threshold`: a response that is rejected gets an empty response mask, but its reward still moves the
@@ -41,7 +41,7 @@ that is kept alone has verl's own baseline for a group of one, 0. `gdpo` calls t
 
 Batches in which no response is rejected stay bit for bit what they are. So do groups without a rejected response, and
 batches whose prompts are not named as verl's trainers name them. Responses of which some tokens are rejected count as
-before. `rloo_vectorized` and `grpo_passk` stay as released.
+before. `gpg`, `rloo_vectorized` and `grpo_passk` have the bug too, and stay as released.
 
 Not repaired: `rollout_correction.bypass_mode`. There the actor rejects, after the advantages are computed.""",
     contested="#6362 and #6375 were closed, #6452 is open; a mean that counts rejected responses is a baseline, too",

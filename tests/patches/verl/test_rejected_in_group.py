@@ -70,5 +70,11 @@ def test_a_run_without_rollout_rs_is_not_excluded():
     assert not any("rollout_rs" in each for each in PATCH.excluded_by)
 
 
+def test_an_estimator_that_has_the_bug_is_not_excluded():
+    """GPG, too, takes the mean of all responses of a group; it stays as released."""
+    (estimators,) = PATCH.excluded_by
+    assert not {"gpg", "grpo_passk", "rloo_vectorized"} & set(estimators.partition("=")[2].split("|"))
+
+
 def test_reverted_it_is_verls_again(report):
     assert report["reverted"] == report["before"]
