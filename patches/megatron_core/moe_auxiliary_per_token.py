@@ -58,9 +58,12 @@ Without the option, results are bitwise identical. With it they are so on one su
 a micro-batch of several sequences. The load balancing loss with a padding mask (since 0.16.0) is not affected: its
 number of tokens is already that of all ranks as released.
 
-Megatron 0.12 has the bug with a loss function that returns the number of tokens of the whole sequence, as its own
-`pretrain_gpt.py` does under context parallelism. With a loss function that returns a rank's own number, the losses were
-right in 0.12. Disable the patch for such a run.""",
+Under context parallelism, the losses are right if the loss function counts tokens as Megatron's own `pretrain_gpt.py`
+does. In 0.12, it returns the number of the whole sequence on each rank. With a loss function that returns a rank's own
+number, the losses of 0.12 are CP times too large with the patch, and TP times too small without it. Disable the patch
+for such a run, and multiply its coefficients by TP. Since 0.13, `pretrain_gpt.py` returns a rank's own number. With the
+number of the whole sequence on each rank, as slime returns it, the losses are still too small by CP with the
+patch.""",
     references=(
         "https://github.com/NVIDIA/Megatron-LM/pull/5047",
         "https://github.com/NVIDIA/Megatron-LM/pull/5798",

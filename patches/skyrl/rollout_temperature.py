@@ -115,8 +115,9 @@ Training divides its logits by `trainer.algorithm.temperature`, which equals the
 before the temperature.""",
     repair="""\
 The patch requests `processed_logprobs` from vLLM, as SkyRL itself does in 0.4.0 for `enable_return_sample_support_set`,
-and as TRL and ms-swift do: log softmax(logits / T), which is what training computes. `engine_init_kwargs.logprobs_mode`
-takes precedence.
+and as TRL and ms-swift do: log softmax(logits / T), which is what training computes. The first token of a response
+differs: SkyRL sets `min_tokens` to 1, so vLLM excludes the tokens that end a response there, and training does not.
+`engine_init_kwargs.logprobs_mode` takes precedence.
 
 The following stay as released: a temperature of 1 or 0 in training; servers that the user has started; vLLM before
 0.10.2; and runs with `top_p`, `top_k`, `min_p`, penalties or other settings that vLLM counts as processed, in

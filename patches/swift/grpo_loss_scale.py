@@ -74,7 +74,8 @@ clip(r, 1 - low, 1 + high) A) / sum_i |o_i|` (Yu et al. 2025, DAPO, [arXiv
 
 The loss's own divisor counts the tokens of a whole generation, not those of one step. The patch does not repair this,
 and neither does 4.6.0. If `--steps_per_generation` differs from `--gradient_accumulation_steps`, a step's loss differs
-from the mean by the quotient of the two.
+from the mean by the quotient of the two. If a multi-turn rollout gives a rank more samples than a micro-batch has,
+ms-swift computes their loss in chunks and averages these sums, so it is still too small by the number of chunks.
 
 The patch does not change a step with user code: a `training_step`, a `compute_loss` or one of its callees, or an
 `accelerator.backward` that is not ms-swift's, TRL's, transformers' or accelerate's own. It does not matter whether a

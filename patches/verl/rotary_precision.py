@@ -44,12 +44,12 @@ casts the buffers too, and transformers has computed `inv_freq` in float32. A bf
 a frequency is off by up to 0.4 %. The rotary embedding multiplies the rounded frequency by the position. FSDP's
 `buffer_dtype`, float32, comes too late.""",
     repair="""\
-The cast leaves the buffers alone that transformers itself keeps in float32 in a model of any `dtype`: the frequencies
-(`inv_freq`), and buffers that the model's class lists in `_keep_in_fp32_modules_strict`, such as the
-`e_score_correction_bias` of DeepSeek-V3. The patch casts other buffers as released, and does not change a model in
-float32. It does not change a module that is not transformers' own code, such as a model with `trust_remote_code`:
-rank 0 logs one warning. It covers the actor, the reference model, the critic,
-and the reward model of releases before 0.7.1.""",
+The cast leaves these buffers alone, which transformers itself keeps in float32 in a model of any `dtype`: the
+frequencies (`inv_freq`), and buffers that the model's class lists in `_keep_in_fp32_modules_strict`, such as the
+`e_score_correction_bias` of DeepSeek-V3. The patch casts other buffers as released, such as that of GLM-4.5 with
+transformers 4, whose class does not list it, and does not change a model in float32. It does not change a module that
+is not transformers' own code, such as a model with `trust_remote_code`: rank 0 logs one warning. It covers the actor,
+the reference model, the critic, and the reward model of releases before 0.7.1.""",
     changes_numbers="""\
 With `model_dtype: bf16`, verl trained with rounded rotary frequencies, or compared the policy with a reference model
 that had them. With the patch, log-probabilities of long responses are closer to the rollout's, and KL is zero before
