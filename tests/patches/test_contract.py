@@ -16,7 +16,7 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,8 @@ def _pinned(files: Iterable[Path]) -> dict[str, set[str]]:
     return found
 
 
-INSTALLED_BY_TRL = _pinned([ENVIRONMENTS / "trl.txt"])
-"""By distribution, its release in the environment of the session trl-newest."""
 BY_TRL = _pinned([ENVIRONMENTS / "trl.txt", *(ENVIRONMENTS / "side-by-side-trl").glob("*.txt")])
-"""The same with those that lie beside."""
+"""By distribution, its releases in the environment of the session trl-newest, and beside it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,12 +147,15 @@ def at_an_end(case: Case) -> bool:
     return case.variant in (case.patch.variants[0], case.patch.variants[-1])
 
 
-def is_by_trl(case: Case, pinned: Mapping[str, Iterable[str]]) -> bool:
-    """Whether this is the other environment, and the one with DeepSpeed has a release of this shape, and its test."""
+def is_by_trl(*variants: Variant) -> bool:
+    """Whether this is the other environment, and the one with DeepSpeed has a release of a shape, and its test."""
     if importlib.util.find_spec("deepspeed") is not None:
         return False
-    releases = pinned.get(case.patch.distribution, ())
-    return any(versions.judge(case.variant.guard, each).verdict is versions.Verdict.AFFECTED for each in releases)
+    return any(
+        versions.judge(variant.guard, each).verdict is versions.Verdict.AFFECTED
+        for variant in variants
+        for each in BY_TRL.get(variant.guard.distribution, ())
+    )
 
 
 def one_for_each_end(found: list[Case]) -> list[Any]:
@@ -163,7 +164,7 @@ def one_for_each_end(found: list[Case]) -> list[Any]:
     chosen = []
     for case in found:
         marks = [pytest.mark.xdist_group(f"the text of {case}")]
-        dear = case.shape in seen or not at_an_end(case) or is_by_trl(case, BY_TRL)
+        dear = case.shape in seen or not at_an_end(case) or is_by_trl(case.variant)
         chosen.append(pytest.param(case, marks=[*marks, pytest.mark.exhaustive] if dear else marks))
         seen.add(case.shape)
     return chosen
@@ -287,14 +288,14 @@ def live() -> list[Case]:
 
 
 def on_what_is_installed(found: list[Case]) -> list[Any]:
-    """Each patch once; to load another release takes seconds, so those are among the exhaustive tests.
+    """Each patch once, in one environment; to load another release takes seconds, so those are exhaustive.
 
     A patch that is for none of what is installed has its newest.
     """
     first = {case.patch.name: case for case in sorted(found, key=lambda case: case.beside is None or stands_in(case))}
     return [
         case
-        if case is first[case.patch.name] and not is_by_trl(case, INSTALLED_BY_TRL)
+        if case is first[case.patch.name] and not is_by_trl(*case.patch.variants)
         else pytest.param(case, marks=pytest.mark.exhaustive)
         for case in found
     ]
