@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from . import megatron_layout, megatron_parameters, window
+from . import loop_ranks, megatron_layout, megatron_parameters, window
 from .megatron_parameters import Mine, Place, of_one
 from .megatron_relations import AFTER, COPIES, Copies, copies
 from .megatron_router import Router
@@ -142,6 +142,8 @@ class MegatronRehearsal:
         except Exception as error:  # the run's own functions may fail with another window
             traceback.print_exc(file=sys.stderr)
             kept.put_back()
+            if loop_ranks.exchanged("failed")[1]:
+                raise  # the other ranks wait for this one in a collective of the schedule's
             self._publish([not_checked(COPIES, f"{type(error).__name__}: {error}")])
             return own()
         kept.put_back()
@@ -231,8 +233,8 @@ def _relations(
     used, again, of_copies, base, *alone = torch.cat([each[1] for each in every], 1)
     size = float(used.norm()) or 1.0
     noise = float((again - used).norm()) / size
-    if not bool(torch.isfinite(used).all()):
-        return [not_checked(COPIES, "the window's gradient is not finite")]
+    if not bool(torch.isfinite(used).all() and used.any()):
+        return [not_checked(COPIES, "the window's gradient is not finite, or 0")]
     if noise > _RANDOM:
         why = f"the window's gradient does not repeat itself from the same data and random state ({noise:.2g})"
         return [not_checked(COPIES, why)]

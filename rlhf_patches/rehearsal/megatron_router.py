@@ -65,7 +65,8 @@ class Router:
         self._chunks, self._config = chunks, config
         self._module = sys.modules.get(_ROUTER)
         kind = getattr(self._module, "TopKRouter", ())
-        routers = [each for chunk in chunks for each in chunk.modules() if kind and isinstance(each, kind)]
+        modules = [each for chunk in chunks for each in chunk.modules() if kind and isinstance(each, kind)]
+        routers = [each for each in modules if each.weight.requires_grad]
         self._last: Any = max(routers, key=lambda each: each.layer_number or 0, default=None)
         self._collects = False
         self._parts: list[torch.Tensor] = []
@@ -153,7 +154,8 @@ class Router:
     def _log(self, name: str, loss: Any, layer_number: Any, *more: Any, reduce_group: Any = None, **named: Any) -> None:
         if not self._collects or layer_number != self._last.layer_number or not loss.requires_grad:
             return
-        (gradient,) = torch.autograd.grad(loss, [self._last.weight], retain_graph=True, allow_unused=True)
+        with _alone(loss):
+            (gradient,) = torch.autograd.grad(loss, [self._last.weight], retain_graph=True, allow_unused=True)
         if gradient is None:
             return
         state = core("parallel_state")
@@ -163,6 +165,17 @@ class Router:
         self._parts[int(reduce_group is not None and reduce_group.size() > together)] += (
             times * gradient.double() / (1 if reduce_group is not None else together)
         )
+
+
+@contextlib.contextmanager
+def _alone(loss: torch.Tensor) -> Iterator[None]:
+    """Within the context, a loss has its own gradient only; megatron-core adds the z-loss's where logits are used."""
+    scaler = core("transformer.moe.moe_utils").MoEAuxLossAutoScaler
+    own, scaler.main_loss_backward_scale = scaler.main_loss_backward_scale, torch.zeros((), device=loss.device)
+    try:
+        yield
+    finally:
+        scaler.main_loss_backward_scale = own
 
 
 class _Tracker:
@@ -193,7 +206,7 @@ def relation(of_ranks: list[Mine], seen: list[Seen | None], noise: float, per_to
     """Compare the last router's gradient with that of the logged losses."""
     layers = [each.layer for each in seen if each is not None]
     if not layers:
-        return not_checked(NAME, "no layer of this model has megatron-core's TopKRouter with a number")
+        return not_checked(NAME, "no layer of this model has a trained TopKRouter of megatron-core, with a number")
     last = max(layers)
     here = [(mine, each) for mine, each in zip(of_ranks, seen, strict=True) if each is not None and each.layer == last]
     holders = [(mine, each) for mine, each in here if mine.place.tensor == 0]

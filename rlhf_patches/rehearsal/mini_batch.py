@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from . import parameters, ranks, rollouts, window
+from . import loop_ranks, parameters, ranks, rollouts, window
 from .relation import Relation, Verdict, micro_batches, not_checked
 from .sketches import sketch
 
@@ -91,7 +93,13 @@ class MiniBatch:
 
 
 def of_sizes(
-    mine: Sequence[torch.Tensor], rows: int, *, sharded: bool, selects: str = "", half: bool = False
+    mine: Sequence[torch.Tensor],
+    rows: int,
+    rounded: Callable[[], torch.Tensor],
+    *,
+    sharded: bool,
+    selects: str = "",
+    half: bool = False,
 ) -> tuple[Relation, float]:
     """Compare a mini-batch's gradient in the run's micro-batches with the one in micro-batches of other sizes.
 
@@ -99,6 +107,7 @@ def of_sizes(
         mine: this rank's gradient in the run's micro-batches, the same with another rounding and another random
             state, and the one in other micro-batches; sketches.
         rows: the rows of the other micro-batches.
+        rounded: computes this rank's gradient in the run's micro-batches with another rounding in the forward pass.
         sharded: each rank has a part of the gradient, not its own gradient, of which the run takes the mean.
         selects: a loss that treats some tokens of each micro-batch differently, by definition.
         half: whether the weights are in float16, where a loss may be scaled beyond what is finite.
@@ -112,6 +121,8 @@ def of_sizes(
             return not_checked(SIZES, "the gradient is not finite (float16)"), 0.0
         alone = "" if bool(cut.isfinite().all()) else ", nor is it in micro-batches of another size"
         return Relation(SIZES, Verdict.DEVIATES, "nan", f"the gradient is not finite{alone}"), 0.0
+    if not bool(whole.any() or cut.any()):
+        return not_checked(SIZES, "the gradient is 0: no token is trained, or none has an advantage"), 0.0
     noise = float((repeated - whole).norm()) / (float(whole.norm()) or 1.0)
     if noise > _RANDOM:
         return not_checked(SIZES, f"the gradient is random (relative difference {noise:.2g}): dropout?"), noise
@@ -126,6 +137,11 @@ def of_sizes(
     if result.factor is not None:
         return Relation(SIZES, Verdict.DEVIATES, measured, f"{result.factor:.3f} x {law}"), noise
     text = f"{result.residual:.2g} of the gradient is not {law} (noise {noise:.0e})"
+    (moved,) = together([rounded()], sharded)
+    of_passes = float((moved - whole).norm()) / (float(whole.norm()) or 1.0)
+    if result.deviation <= window.limit(of_passes):
+        text += f"; rounding in the forward pass changes {of_passes:.2g} of it, as where a loss clips narrowly"
+        return Relation(SIZES, Verdict.NOTE, measured, text), noise
     return Relation(SIZES, Verdict.DEVIATES, measured, text), noise
 
 
@@ -138,6 +154,14 @@ def compared(name: str, used: torch.Tensor, wanted: torch.Tensor, law: str, nois
     if result.factor is not None:
         text = f"{result.factor:.3f} x {law}"
     return Relation(name, Verdict.DEVIATES, f"{result.weights[0]:.3f}", text)
+
+
+def failed(error: Exception) -> list[Relation]:
+    """Not checked; raises if other ranks did not fail: they wait for this one in a collective of the framework's."""
+    traceback.print_exc(file=sys.stderr)
+    if loop_ranks.exchanged("failed")[1]:
+        raise error
+    return [not_checked(SIZES, f"{type(error).__name__}: {error}")]
 
 
 def together(mine: Sequence[torch.Tensor], sharded: bool) -> list[torch.Tensor]:
@@ -193,15 +217,15 @@ def of_divergence(with_it: torch.Tensor, without: torch.Tensor, noise: float) ->
     """The term of the KL in the loss must have a gradient where the reference differs from the policy.
 
     Args:
-        with_it: the gradient over all ranks with coefficient 1, to a reference that differs.
+        with_it: the gradient over all ranks with coefficient 1, to a reference that differs, without advantages.
         without: the same with coefficient 0.
         noise: the relative rounding error.
     """
     if not bool(with_it.isfinite().all() and without.isfinite().all()):
         return not_checked(KL, "the gradient is not finite")
-    share = float((with_it - without).norm()) / (float(without.norm()) or 1.0)
-    if share > window.limit(noise):
-        return Relation(KL, Verdict.HOLDS, f"{share:.1g}", "the size of its gradient, with coefficient 1")
+    size = float((with_it - without).norm())
+    if size > window.limit(noise) * float(with_it.norm()):
+        return Relation(KL, Verdict.HOLDS, f"{size:.1g}", "the norm of its gradient, with coefficient 1")
     text = "the KL loss has no gradient: coefficients 0 and 1 give the same one"
     return Relation(KL, Verdict.DEVIATES, "0", text)
 

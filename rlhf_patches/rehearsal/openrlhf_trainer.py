@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from . import frequencies, mini_batch, parameters, ranks, rollouts, sharding, sketches, states, window
+from . import frequencies, mini_batch, parameters, pieces, ranks, rollouts, sharding, sketches, states, window
 from .mini_batch import SIZES
 from .relation import Relation, Verdict, not_checked
 
@@ -67,8 +65,7 @@ class TrainerRehearsal(mini_batch.MiniBatch):
             found.append(frequencies.relation(self._where.inner))
             return [each for each in found if each is not None]
         except Exception as error:  # OpenRLHF may fail with micro-batches of another size
-            traceback.print_exc(file=sys.stderr)
-            return [not_checked(SIZES, f"{type(error).__name__}: {error}")]
+            return mini_batch.failed(error)
         finally:
             for module, mode in modes:
                 module.training = mode
@@ -118,7 +115,12 @@ class TrainerRehearsal(mini_batch.MiniBatch):
         other = self._gradient(items, rows=rows)
         half = any(each.dtype == torch.float16 for each in self._where.parameters)
         mine = (used, again, other)
-        found, noise = mini_batch.of_sizes(mine, rows, sharded=False, half=half)
+
+        def rounded() -> torch.Tensor:
+            with pieces.embeddings_moved(self._where.inner):
+                return self._gradient(items)
+
+        found, noise = mini_batch.of_sizes(mine, rows, rounded, sharded=False, half=half)
         if found.verdict is Verdict.NOT_CHECKED:
             return [found]
         filled = self._gradient([_filled(each) for each in items])
@@ -147,6 +149,7 @@ class TrainerRehearsal(mini_batch.MiniBatch):
         moved = [_filled(each) for each in items]
         for each in moved:
             each.base_action_log_probs = each.action_log_probs + mini_batch.MOVED * each.action_mask
+            each.advantages = torch.zeros_like(each.advantages)
         pair = [self._gradient(moved, coefficient=coefficient) for coefficient in (1.0, 0.0)]
         with_it, without = mini_batch.together(pair, sharded=False)
         return mini_batch.of_divergence(with_it, without, noise)
@@ -247,6 +250,13 @@ class _Strategy:
 
     def get_grad_norm(self, *_: Any) -> float:
         return 0.0
+
+    def all_reduce(self, data: Any, *given: Any, **named: Any) -> Any:
+        """OpenRLHF divides what it logs by the tokens of a micro-batch, of which one row may have none."""
+        found = self._strategy.all_reduce(data, *given, **named)
+        if isinstance(found, dict) and found.get("_num_action_tokens") == 0:
+            found["_num_action_tokens"] = 1
+        return found
 
     def is_rank_0(self) -> bool:
         """No: nothing is printed."""

@@ -161,7 +161,12 @@ def embeddings_moved(model: torch.nn.Module) -> Iterator[None]:
         signs = sketches.signs(0, made.numel(), 0, made.device).view(made.shape)
         return made * (1 + torch.finfo(made.dtype).eps * signs).to(made.dtype)
 
-    hook = base(model).get_input_embeddings().register_forward_hook(moved)
+    plain: Any = base(model)
+    if hasattr(plain, "get_input_embeddings"):
+        embeddings = plain.get_input_embeddings()
+    else:
+        embeddings = next(each for each in plain.modules() if isinstance(each, torch.nn.Embedding))
+    hook = embeddings.register_forward_hook(moved)
     try:
         yield
     finally:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
-import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from . import frequencies, mini_batch, parameters, ranks, rollouts, sharding, states, window
+from . import frequencies, mini_batch, parameters, pieces, ranks, rollouts, sharding, states, window
 from .mini_batch import KL, SIZES
 from .relation import Relation, Verdict, not_checked
 
@@ -71,8 +69,7 @@ class WorkerRehearsal(mini_batch.MiniBatch):
             found.append(frequencies.relation(model))
             return [each for each in found if each is not None]
         except Exception as error:  # SkyRL may fail with micro-batches of another size
-            traceback.print_exc(file=sys.stderr)
-            return [not_checked(SIZES, f"{type(error).__name__}: {error}")]
+            return mini_batch.failed(error)
         finally:
             self._reshard()
             self._clear()
@@ -111,7 +108,12 @@ class WorkerRehearsal(mini_batch.MiniBatch):
         other = self._gradient(self._data, rows=rows)
         outputs = self._outputs
         half = any(each.dtype == torch.float16 for each in self._named.values())
-        found, noise = mini_batch.of_sizes((used, again, other), rows, sharded=self._sharded, half=half)
+
+        def rounded() -> torch.Tensor:
+            with pieces.embeddings_moved(self._worker.model):
+                return self._gradient(self._data)
+
+        found, noise = mini_batch.of_sizes((used, again, other), rows, rounded, sharded=self._sharded, half=half)
         if found.verdict is Verdict.NOT_CHECKED:
             return [found]
         filled = self._gradient(self._filled())
@@ -132,6 +134,7 @@ class WorkerRehearsal(mini_batch.MiniBatch):
             return not_checked(KL, "its coefficient is 0, or there is no reference")
         data = self._filled()
         data["base_action_log_probs"] = data["action_log_probs"] + mini_batch.MOVED * data["loss_mask"]
+        data["advantages"] = torch.zeros_like(data["advantages"])
         pair = [self._gradient(data, kl_loss_coef=coefficient) for coefficient in (1.0, 0.0)]
         with_it, without = mini_batch.together(pair, self._sharded)
         return mini_batch.of_divergence(with_it, without, noise)

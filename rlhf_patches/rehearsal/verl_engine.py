@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import functools
 import importlib
-import sys
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from . import frequencies, mini_batch, parameters, ranks, rollouts, states, verl_formula, window
+from . import frequencies, mini_batch, parameters, pieces, ranks, rollouts, states, verl_formula, window
 from .mini_batch import SIZES
 from .relation import Relation, Verdict, not_checked
 
@@ -60,8 +58,7 @@ class EngineRehearsal(mini_batch.MiniBatch):
             found.append(frequencies.relation(self._engine.module))
             return [each for each in found if each is not None]
         except Exception as error:  # the engine may fail with micro-batches of another size
-            traceback.print_exc(file=sys.stderr)
-            return [not_checked(SIZES, f"{type(error).__name__}: {error}")]
+            return mini_batch.failed(error)
         finally:
             self._engine.optimizer_zero_grad()
             for each in without:  # the optimizer may lack it
@@ -91,7 +88,14 @@ class EngineRehearsal(mini_batch.MiniBatch):
         random.put_back()
         other = self._gradient(self._loss, use_dynamic_bsz=False, micro_batch_size_per_gpu=rows)
         selects = mode if (mode := self._loss_mode()) in _SELECTING else ""
-        found, noise = mini_batch.of_sizes((used, again, other), rows, sharded=True, selects=selects)
+
+        def rounded() -> torch.Tensor:
+            with pieces.embeddings_moved(self._engine.module):
+                return self._gradient(self._loss)
+
+        half = getattr(self._engine, "scaler", None) is not None
+        mine = (used, again, other)
+        found, noise = mini_batch.of_sizes(mine, rows, rounded, sharded=True, selects=selects, half=half)
         return [found, self._of_the_formula(used, noise) if found.verdict is not Verdict.NOT_CHECKED else None]
 
     def _of_the_formula(self, used: torch.Tensor, noise: float) -> Relation | None:

@@ -98,6 +98,7 @@ TWO: dict[str, Case] = {
     "DP, no clipping": Case(clip=0.0),
     "DP, warm-up": Case(lr=0.0),
     "DP, aux, tokens": Case(settings=balanced("aux"), per_token=True),
+    "DP, aux, z": Case(micro_batches=2, settings=balanced("aux", moe_z_loss_coeff=0.1)),
     "DP, aux, masked": Case(settings=balanced("aux"), **_TOKENS),
     "TP": Case("TP 2"),
     "TP, dropout": Case("TP 2", settings={"dropout": 0.2}),
