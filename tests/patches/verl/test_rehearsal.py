@@ -57,12 +57,13 @@ def test_the_critic_of_the_newest_release_holds(reports, release):
 def test_a_loss_of_the_whole_mini_batch_holds(reports, case):
     for state in ("without", "with"):
         found = of(reports, case, state)
-        assert found[SIZES][0] == "holds", found
+        assert found[SIZES][0] == found[FORMULA][0] == "holds", found
         assert found["trainable parameters"][0] == found[OPTIMIZER][0] == "holds"
 
 
 def test_ratios_are_one_before_the_first_update_only(reports):
-    assert of(reports, "vanilla, before the first update", "with")[RATIO][0] == "holds"
+    found = of(reports, "vanilla, before the first update", "with")
+    assert found[RATIO][0] == found[FORMULA][0] == "holds"
     verdict, measured, _ = of(reports, "vanilla", "with")[RATIO]
     assert verdict == "note"
     assert 0.1 < float(measured) < 1.5  # the old ones have noise of 0.2
