@@ -115,6 +115,8 @@ class MegatronRehearsal:
             return megatron_layout.compared(run, self._against or {}, megatron_layout.folder())
         except Exception as error:  # the run's own functions may fail with another window
             traceback.print_exc(file=sys.stderr)
+            if loop_ranks.exchanged("failed")[1]:
+                raise  # the other ranks wait for this one
             return [not_checked(OTHER_LAYOUT, f"{type(error).__name__}: {error}")]
 
     # -- the step

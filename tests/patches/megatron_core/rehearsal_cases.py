@@ -164,6 +164,7 @@ KNOWN: dict[str, Case] = {
 LAYOUTS: dict[str, Case] = {
     "TP, gated": Case("TP 2, SP", settings={"gated_linear_unit": True, "add_bias_linear": False}),
     "TP, groups": Case("TP 2, SP", settings={"num_query_groups": 2}),
+    "TP, global": Case("TP 2, SP", 2, settings=balanced("global_aux")),
     "unmarked": Case("TP 2, SP"),
     "divided": Case("TP 2"),
     "summed over ranks": Case("TP 2"),

@@ -300,12 +300,18 @@ def test_a_loss_that_is_a_sum_over_data_parallel_ranks_has_a_note(run):
 
 
 @exhaustive
-def test_a_known_bug_deviates_in_another_layout(run):
-    patch, cases = PER_TOKEN, ("per token", "per token, seq", "per token, z")
+@pytest.mark.parametrize(
+    ("patch", "cases", "also"),
+    [
+        (PER_TOKEN, ("per token", "per token, seq", "per token, z"), {ROUTER}),
+        pytest.param(GLOBAL, ("TP, global",), set(), id="with TP 1, of which DP 2 has the bug"),
+    ],
+)
+def test_a_known_bug_deviates_in_another_layout(run, patch, cases, also):
     reports = run("--against", "TP=1", "--patch", patch, *cases)
     for name in cases:
         deviates, _ = verdicts(reports, name)
-        assert deviates.keys() == {ROUTER, LAYOUT}
+        assert deviates.keys() == {LAYOUT, *also}
         assert deviates[LAYOUT][1].startswith("23 of 34 parameters have another gradient with TP 1: ")
         assert verdicts(reports, name, "with") == ({}, set())
         assert reports[0]["with"][name]["relations"][LAYOUT][0] == "holds"
