@@ -32,6 +32,7 @@ _SMALL = 1e-2
 """A parameter's gradient that is smaller than this part of the whole may be rounding errors that cancel."""
 _TIMES_NOISE = 5.0
 _RANDOM = 0.1
+_AT_ONCE = 2**24
 _EQUAL = 1e-4
 """Below this difference, a factor is the same for all elements."""
 
@@ -167,7 +168,7 @@ def _measured(run: Window, whole: Whole, places: list[int], copies: int, layout:
     second = {}
     for each in gradients(run.chunks):
         held = ~each.values.isnan().cpu()
-        mine, first = each.values.double().cpu()[held], whole.part(GRADIENT, each).double()[held]
+        mine, first = each.values.cpu().double()[held], whole.part(GRADIENT, each).double()[held]
         numbers = [held.sum() / math.prod(each.whole), mine @ mine, first @ first, _squares(first - mine), first @ mine]
         sums[each.name] = sums.get(each.name, 0) + torch.tensor([*numbers, 0.0], dtype=torch.float64)
         second[each.name, each.offset] = each.values.cpu()
@@ -218,8 +219,11 @@ def _perturb(chunks: list[Any]) -> None:
             flat = each.values.reshape(-1)
             # Copies have the same places in the whole.
             start = sum(each.offset) + len(each.name)
-            by = 1 + sketches.signs(start, flat.numel(), 0, flat.device) * torch.finfo(flat.dtype).eps / 2
-            each.values.copy_((flat.double() * by).view_as(each.values))
+            for place in range(0, flat.numel(), _AT_ONCE):
+                part = flat[place : place + _AT_ONCE]
+                signs = sketches.signs(start + place, part.numel(), 0, part.device)
+                part.mul_(1 + signs * torch.finfo(part.dtype).eps / 2)
+            each.values.copy_(flat.view_as(each.values))
 
 
 def _relation(every: list[dict[str, torch.Tensor]], names: set[str], layout: str, copies: int) -> Relation:
