@@ -35,8 +35,9 @@ PROMPTS = """\
 
 EQUAL = f"""\
 `equal-completions`: for groups whose completions are all equal, the negative logarithm of the probability of this, in
-nats, from the engine's log-probabilities. The watch warns above {_LEAST_CHANCE:g}. A policy that has become certain
-repeats itself with a probability near 1. Engines that share a seed do so with a probability below 1e-13."""
+nats, from the engine's log-probabilities, less ln 2 for each group: of many groups, some are equal by chance. The watch
+warns above {_LEAST_CHANCE:g}. A policy that has become certain repeats itself with a probability near 1. Engines that
+share a seed do so with a probability below 1e-13."""
 
 SAMPLES = f"{EQUAL}\n\n{LENGTHS}"
 

@@ -25,7 +25,9 @@ def surprise_of_equals(
 ) -> float:
     """How unlikely it is that all completions of a group are equal: -log of the chance, in nats.
 
-    Each further completion equals the first one with the first one's own probability.
+    Each further completion equals the first one with the first one's own probability p. Of many groups, some are equal
+    by chance: the probability that n groups reach a sum s is below 2^n e^-s, since the mean of 1/p where a group is
+    equal, and of 1 where it is not, is below 2.
 
     Args:
         groups: for each row, the key of its group: the prompt.
@@ -33,7 +35,8 @@ def surprise_of_equals(
         log_probabilities: for each row, its tokens' log-probabilities under the distribution they were sampled from.
 
     Returns:
-        The sum over the groups of at least two rows whose completions are all equal; 0 if there is none.
+        The sum over the groups of at least two rows whose completions are all equal, less ln 2 for each group of at
+        least two rows; at least 0.
     """
     rows: dict[Hashable, list[int]] = {}
     for row, group in enumerate(groups):
@@ -41,11 +44,14 @@ def surprise_of_equals(
     total = 0.0
     for members in rows.values():
         first = members[0]
-        if len(members) < 2 or any(list(completions[row]) != list(completions[first]) for row in members[1:]):
+        if len(members) < 2:
+            continue
+        total -= math.log(2)
+        if any(list(completions[row]) != list(completions[first]) for row in members[1:]):
             continue
         known = [value for value in log_probabilities[first] if value is not None and math.isfinite(value)]
         total -= (len(members) - 1) * sum(known)
-    return total
+    return max(total, 0.0)
 
 
 def without_padding(prompts: Sequence[Sequence[int]], pad: int | None) -> list[list[int]]:

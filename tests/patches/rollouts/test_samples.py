@@ -29,7 +29,14 @@ PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetitio
 )
 def test_how_likely_equal_completions_are(groups, completions, of_tokens, chance):
     found = samples.surprise_of_equals(list(groups), completions, of_tokens)
-    assert found == pytest.approx(-math.log(chance))
+    several = sum(groups.count(each) > 1 for each in set(groups))
+    assert found == pytest.approx(max(0, -math.log(chance) - several * math.log(2)))
+
+
+def test_of_many_groups_some_are_equal_by_chance():
+    groups = [each for each in range(500) for _ in range(2)]
+    assert samples.surprise_of_equals(groups, [[1]] * 1000, [[HALF]] * 1000) == pytest.approx(0)
+    assert samples.surprise_of_equals(groups, [[1]] * 1000, [[4 * HALF]] * 1000) > 30
 
 
 @pytest.mark.parametrize(
