@@ -105,6 +105,17 @@ def test_a_run_that_resumes_is_told(told, mapped):
     assert told() == 1
 
 
+@pytest.mark.parametrize(("shards", "mapped"), [(1, False), (4, True)])
+def test_a_state_of_an_epoch_s_end_is_not_told(told, shards, mapped):
+    """Nothing comes twice, and nothing is left."""
+    whole = streamed(shards, mapped=mapped)
+    assert len(read(whole)[0]) == EXAMPLES
+    again = streamed(shards, mapped=mapped)
+    again.load_state_dict(whole.state_dict())
+    assert read(again)[0] == []
+    assert told() == 0
+
+
 def test_results_are_those_without_the_advice(request):
     before = [read(streamed()), over_an_interruption(streamed)]
     request.getfixturevalue("told")
