@@ -49,12 +49,12 @@ def own_log_probs() -> torch.Tensor:
     return old
 
 
-def rollouts(temperature: float = 1.0, moved: float = 0.01) -> tuple[Any, Any, Any]:
+def rollouts(temperature: float = 1.0) -> tuple[Any, Any, Any]:
     """The engine's log-probabilities are those of temperature 1, but for rounding."""
     from verl.utils import tensordict_utils as tu
 
     own = own_log_probs()
-    noise = moved * torch.randn(own.shape, generator=torch.Generator().manual_seed(5))
+    noise = 0.01 * torch.randn(own.shape, generator=torch.Generator().manual_seed(5))
     engine, data, loss = policy("vanilla", 2, old_log_probs=own, rollout_log_probs=own + noise)
     tu.assign_non_tensor(data, temperature=temperature)
     return engine, data, loss
@@ -185,7 +185,6 @@ CASES: dict[str, Callable[[], tuple[Any, Any, Any]]] = {
     "replaced head": lambda: policy("vanilla", 2),
     "rollouts": rollouts,
     "rollouts, temperature": lambda: rollouts(0.1),  # the logits of this small model are close to each other
-    "rollouts, another policy": lambda: rollouts(moved=0.5),
 }
 BEFORE = {"samples": of_one_prompt, "rejected": rejected, "bf16": in_half}
 
@@ -256,7 +255,9 @@ def main() -> None:
     patches = OF_BEFORE if options.before else PATCHES
     others = [name for name in CASES if name not in (*RIGHT, *BEFORE)]
     names = [*(RIGHT if options.right else BEFORE if options.before else others)]
-    found: dict[str, Any] = {} if options.right else {"without": {name: observe(name) for name in names}}
+    found: dict[str, Any] = {}
+    if not options.right:
+        found["without"] = {name: observe(name) for name in names if "rollouts" not in name}
     report = rlhf_patches.apply(only=patches)
     found["applied"] = [name for name in patches if report[name].status is rlhf_patches.Status.APPLIED]
     found["with"] = {name: observe(name) for name in names}

@@ -76,7 +76,6 @@ def test_the_engines_log_probabilities(reports):
     verdict, _, text = of(reports, "rollouts, temperature", "with")[ENGINE]
     assert verdict == "deviates"
     assert "the engine's are of temperature 1" in text
-    assert of(reports, "rollouts, another policy", "with")[ENGINE][0] == "deviates"
     assert ENGINE not in of(reports, "vanilla", "with")
 
 
