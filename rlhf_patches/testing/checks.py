@@ -81,9 +81,10 @@ def refused_where_edited(case: Case, folder: Path) -> None:
     __tracebackhide__ = True
     others = [other.guard for other in case.patch.variants if other is not case.variant]
     elsewhere = [f"the code matches {guard.distribution} {guard.versions}" for guard in others]
-    number = 0
-    for number, (target, module, text) in enumerate(case.edits(), 1):
-        for version, row in case.rows(folder / str(number), (case.version, UNKNOWN), {module: text}).items():
+    edits = list(case.edits())
+    _require(bool(edits), f"{case}: no function was edited")
+    for target, module, text in edits:
+        for version, row in case.rows(folder, (case.version, UNKNOWN), {module: text}).items():
             what = f"with {target} edited (version {version}): its shape guard is too wide"
             if version == UNKNOWN:
                 # Another variant may have the other changes, and not this one.
@@ -93,7 +94,6 @@ def refused_where_edited(case: Case, folder: Path) -> None:
                 _require("the bug may be present" in row.reason, f"{_status_of(row)} {what}")
             else:
                 _is(row, Status.REFUSED, what)
-    _require(number > 0, f"{case}: no function was edited")
 
 
 def is_open_at(patch: KnownBug, version: str) -> bool:

@@ -14,6 +14,7 @@ import importlib.util
 import itertools
 import os
 import re
+import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -159,11 +160,11 @@ def is_by_trl(*variants: Variant) -> bool:
 
 
 def one_for_each_end(found: list[Case]) -> list[Any]:
-    """Further releases and shapes are among the exhaustive tests. One worker has all tests of a case."""
+    """Further releases and shapes are among the exhaustive tests. One worker has all tests of a release."""
     seen: set[tuple[str, int]] = set()
     chosen = []
     for case in found:
-        marks = [pytest.mark.xdist_group(f"the text of {case}")]
+        marks = [pytest.mark.xdist_group(f"{case.patch.distribution} {case.version}")]
         dear = case.shape in seen or not at_an_end(case) or is_by_trl(case.variant)
         chosen.append(pytest.param(case, marks=[*marks, pytest.mark.exhaustive] if dear else marks))
         seen.add(case.shape)
@@ -175,10 +176,19 @@ each_case = each_of(one_for_each_end(CASES))
 
 
 @pytest.fixture(scope="module")
-def folder(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """For copies of a case's text, which all its tests parse once."""
-    with memory.parsed_once(kept=20):
-        yield tmp_path_factory.mktemp("case")
+def parsed() -> Iterator[None]:
+    """Texts are parsed once for all patches of a release."""
+    with memory.parsed_once(kept=40):
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(case: Case, parsed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """For copies of a case's text: one name for each release."""
+    path = tmp_path_factory.getbasetemp() / f"{case.patch.distribution}-{case.version}"
+    path.mkdir()
+    yield path
+    shutil.rmtree(path)
 
 
 @each_case
@@ -188,7 +198,7 @@ def test_it_applies_to_the_text_of_the_release(folder, case):
 
 @each_case
 def test_it_is_refused_where_the_text_is_another(folder, case):
-    checks.refused_where_edited(case, folder / "edited")
+    checks.refused_where_edited(case, folder)
 
 
 @each_case
