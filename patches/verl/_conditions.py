@@ -4,16 +4,35 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from types import FrameType
 from typing import Any
+
+_LOSSES = "verl.workers.utils.losses"
+
+
+def is_called_by_verl() -> bool:
+    """Whether verl itself calls the value loss that runs: a user's loss around it may already scale the result."""
+    # known: a module's name is that of its code, and verl's engines call the loss themselves
+    frame: FrameType | None = sys._getframe(1)
+    is_within = False
+    while frame is not None and not (is_within and _module(frame) != _LOSSES):
+        is_within, frame = is_within or _module(frame) == _LOSSES, frame.f_back
+    return frame is not None and _module(frame).partition(".")[0] in ("verl", "rlhf_patches")
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
 
 
 def critic_micro_batches(config: Any, data: Any) -> float | bool | None:
     """The number of micro-batches per mini-batch and rank, for the critic's loss; False for one on one rank.
 
     None where their rows do not decide, and the repair does: for one micro-batch on several ranks, or of sequences
-    without a token; for `seq-mean-token-sum-norm`, which is right in 0.7.0; and for a trainer that does not set the
-    size of the mini-batch.
+    without a token; for `seq-mean-token-sum-norm`, which is right in 0.7.0; for a trainer that does not set the size of
+    the mini-batch; and for a user's loss around verl's.
     """
+    if not is_called_by_verl():
+        return None
     ranks, rows = (_whole_number(data, name) for name in ("dp_size", "global_batch_size"))
     if not ranks or not rows or not data.batch_size[0]:
         return None

@@ -12,7 +12,10 @@ import torch
 
 import rlhf_patches
 
+from .. import _released
 from . import _conditions
+
+_NAME = "verl-critic-loss-scale"
 
 _of_this_loss: ContextVar[_Loss | None] = ContextVar("rlhf_patches_value_loss", default=None)
 
@@ -60,6 +63,9 @@ def value_loss(wrapped: Callable[..., Any], instance: None, args: tuple[Any, ...
     may expect a plain number: there the metric stays the micro-batch's own average.
     """
     config, _, data, _ = args
+    if not _conditions.is_called_by_verl():
+        _released.left(_NAME, "the caller of value_loss")
+        return wrapped(*args, **kwargs)
     of_this = _Loss(data)
     token = _of_this_loss.set(of_this)
     try:
@@ -71,7 +77,7 @@ def value_loss(wrapped: Callable[..., Any], instance: None, args: tuple[Any, ...
     verls = importlib.import_module("verl.utils.metric")
     metric: Any = 0.5 * of_this.average.item()
     if _conditions.critic_micro_batches(config, data) is None:
-        rlhf_patches.decided("verl-critic-loss-scale", not _is_rounding(metric, metrics, loss.dtype))
+        rlhf_patches.decided(_NAME, not _is_rounding(metric, metrics, loss.dtype))
     if hasattr(verls, "Metric") and of_this.has_all():
         metric = verls.Metric(value=loss, aggregation=verls.AggregationType.SUM)
     return loss, {**metrics, "critic/vf_loss": metric}

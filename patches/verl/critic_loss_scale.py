@@ -34,9 +34,10 @@ for `actor/pg_loss`.
 `critic/vf_loss` stays the average of the micro-batches' averages in 0.7.0, which has no such metrics, and in a custom
 trainer that does not set `global_batch_size`; `critic/loss` is right there, too.
 
-The patch does not change a custom trainer that does not set the number that its `critic.loss_agg_mode` needs;
-0.6.1, whose optional engines (`use_legacy_worker_impl=disable`) have the same error in the policy's loss as well;
-the critics of `verl.workers.critic`, which are right; and 0.7.0's `seq-mean-token-sum-norm`, which is a sum over
+The patch does not change a loss of your own that calls `value_loss`, which may already have the right scale: rank 0
+logs one warning. It does not change a custom trainer that does not set the number that its `critic.loss_agg_mode`
+needs; 0.6.1, whose optional engines (`use_legacy_worker_impl=disable`) have the same error in the policy's loss as
+well; the critics of `verl.workers.critic`, which are right; and 0.7.0's `seq-mean-token-sum-norm`, which is a sum over
 the mini-batch.""",
     changes_numbers="""\
 With verl 0.8.0 (and 0.7.0, 0.7.1 with `trainer.use_legacy_worker_impl=disable`) the critic's gradient was multiplied by

@@ -19,7 +19,9 @@ MICRO_BATCHES = {name: 4 // case.rows for name, case in CASES.items()}
 LEFT_ALONE = [name for name, case in CASES.items() if not case.sized and case.mode != "token-mean"]
 SEQUENCES = [name for name, case in CASES.items() if case.mode != "token-mean"]
 RULE_COVERAGE = {
+    "known": "test_a_loss_around_verls_is_left_alone",
     "minimal scope": (
+        "test_a_loss_around_verls_is_left_alone",
         "test_without_the_number_that_is_needed_it_is_as_released",
         "test_the_old_critics_are_left_alone",
     ),
@@ -28,7 +30,8 @@ RULE_COVERAGE = {
     "no new blocking": "because it computes on one rank's tensors; no lock, no collective",
     "`critic/vf_loss` stays the average": "test_the_metric_is_the_loss",
     "no longer depends on the micro-batch size": "test_with_it_the_gradient_is_that_of_the_mini_batch",
-    "The patch does not change": (
+    "a loss of your own": "test_a_loss_around_verls_is_left_alone",
+    "does not change a custom trainer": (
         "test_without_the_number_that_is_needed_it_is_as_released",
         "test_the_old_critics_are_left_alone",
     ),
@@ -110,6 +113,15 @@ def test_the_old_critics_are_left_alone(reports):
     """They call compute_value_loss themselves, after value_loss has been called here."""
     for report in reports:
         assert report["after"]["old critics"] == report["before"]["old critics"]
+
+
+def test_a_loss_around_verls_is_left_alone(run_ranks, release):
+    """Of somebody who has met the bug, and scales the result."""
+    levels = (*verl(release), Level("tests.harness.loading:verl_critic"))
+    (report,) = run_ranks("tests.patches.verl.critic_loss_scale_own_ranks", levels=levels, ranks=1)
+    assert report["status"] == "applied"
+    assert report["after"] == report["before"] == report["reverted"]
+    assert report["reached"]["asked"] == 0 < report["reached"]["calls"]
 
 
 def test_it_reports_the_micro_batches(reports, release):
