@@ -36,8 +36,9 @@ def waits(patch: KnownBug) -> list[Finding]:
     """The places where a patch's code may wait forever without a comment that justifies it."""
     pieces = reach.pieces(patch)
     locks = {name for piece in pieces for name in _locks(piece.node)}
-    locks |= {name for piece in pieces for each in piece.module.defined.values() for n in each for name in _locks(n)}
-    contexts = {name for piece in pieces for n in _all(piece.module) for name in _made_by(n, {"ContextVar"})}
+    modules = {piece.module.source.filename: piece.module for piece in pieces}.values()
+    locks |= {name for module in modules for n in _all(module) for name in _locks(n)}
+    contexts = {name for module in modules for n in _all(module) for name in _made_by(n, {"ContextVar"})}
     return sorted(
         {
             Finding(piece.module.source.filename, node.lineno, what)
