@@ -10,14 +10,17 @@ from typing import Any
 _LOSSES = "verl.workers.utils.losses"
 
 
-def is_called_by_verl() -> bool:
-    """Whether verl itself calls the value loss that runs: a user's loss around it may already scale the result."""
-    # known: a module's name is that of its code, and verl's engines call the loss themselves
+def is_called_by_an_engine() -> bool:
+    """Whether an engine calls the value loss that runs: a user's loss around it may already scale the result."""
+    # known: a module's name is that of its code, and verl's engines, also those that a user adds, call the loss
     frame: FrameType | None = sys._getframe(1)
     is_within = False
     while frame is not None and not (is_within and _module(frame) != _LOSSES):
         is_within, frame = is_within or _module(frame) == _LOSSES, frame.f_back
-    return frame is not None and _module(frame).partition(".")[0] in ("verl", "rlhf_patches")
+    if frame is None or _module(frame).partition(".")[0] in ("verl", "rlhf_patches"):
+        return frame is not None
+    engines = sys.modules.get("verl.workers.engine.base")
+    return engines is not None and isinstance(frame.f_locals.get("self"), engines.BaseEngine)
 
 
 def _module(frame: FrameType) -> str:
@@ -31,7 +34,7 @@ def critic_micro_batches(config: Any, data: Any) -> float | bool | None:
     without a token; for `seq-mean-token-sum-norm`, which is right in 0.7.0; for a trainer that does not set the size of
     the mini-batch; and for a user's loss around verl's.
     """
-    if not is_called_by_verl():
+    if not is_called_by_an_engine():
         return None
     ranks, rows = (_whole_number(data, name) for name in ("dp_size", "global_batch_size"))
     if not ranks or not rows or not data.batch_size[0]:

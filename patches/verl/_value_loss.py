@@ -63,7 +63,7 @@ def value_loss(wrapped: Callable[..., Any], instance: None, args: tuple[Any, ...
     may expect a plain number: there the metric stays the micro-batch's own average.
     """
     config, _, data, _ = args
-    if not _conditions.is_called_by_verl():
+    if not _conditions.is_called_by_an_engine():
         _released.left(_NAME, "the caller of value_loss")
         return wrapped(*args, **kwargs)
     of_this = _Loss(data)
