@@ -12,11 +12,11 @@ _LOSSES = "verl.workers.utils.losses"
 
 def is_called_by_an_engine() -> bool:
     """Whether an engine calls the value loss that runs: a user's loss around it may already scale the result."""
-    # known: a module's name is that of its code, and verl's engines, also those that a user adds, call the loss
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)  # known: who calls the loss decides who scales it
     is_within = False
     while frame is not None and not (is_within and _module(frame) != _LOSSES):
-        is_within, frame = is_within or _module(frame) == _LOSSES, frame.f_back
+        is_within = is_within or _module(frame) == _LOSSES
+        frame = frame.f_back  # known: a module's name is that of its code
     if frame is None or _module(frame).partition(".")[0] in ("verl", "rlhf_patches"):
         return True
     engines = sys.modules.get("verl.workers.engine.base")
