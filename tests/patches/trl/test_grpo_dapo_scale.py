@@ -24,7 +24,7 @@ RULE_COVERAGE = {
 }
 WORKER = "rlhf_patches.patches.trl.proofs.grpo_dapo_scale_ranks"
 FACTORS = {"4 and 2": 2 / 4, "1 and 4": 4 / 1, "4 and 2, cispo": 2 / 4}
-"""The gradient's factor without the patch: micro-batches of an optimizer step / of a generation (the key has both)."""
+"""The gradient's factor without the patch; the key has the micro-batches of a generation and of an optimizer step."""
 SAME = ("2 and 2", "4 and 2, grpo")
 ROUNDING = 1e-5
 """Forward and backward in float32, of a model of one layer: 2**-24 for each of some hundred operations at most."""
