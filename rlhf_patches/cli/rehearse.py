@@ -10,7 +10,7 @@ import tempfile
 from typing import Any
 
 from .. import settings
-from ..rehearsal import html
+from ..rehearsal import html, results
 from ..rehearsal.relation import OTHER_LAYOUT
 from . import output, run
 from .command_line import Commands, UsageError, add_command, given_command
@@ -104,7 +104,7 @@ def _findings(command: list[str], mode: str) -> Any:
         path = os.path.join(folder, "results.json")
         os.environ[settings.PREFIX + "REHEARSE"] = mode
         os.environ[settings.PREFIX + "REHEARSED"] = path
-        os.mkdir(os.path.join(folder, "layout"))
+        results.layout().mkdir()
         status = run.run(command)
         if os.path.exists(path):
             if settings.AGAINST in mode:
@@ -122,17 +122,18 @@ def _findings(command: list[str], mode: str) -> Any:
 
 def _other_layout(command: list[str], mode: str, path: str) -> None:
     """Run the command in the other layout, too; what it finds is added to the first run's results."""
-    if os.path.exists(os.path.join(os.path.dirname(path), "layout", "complete")):
+    if (results.layout() / results.COMPLETE).exists():
         print("\nrlhf-patches rehearse: now in the other layout", flush=True)
         os.environ[settings.PREFIX + "REHEARSE"] = f"{mode},{settings.OTHER_LAYOUT}"
         run.run(with_sizes(command, settings.against()))
     with open(path) as file:
-        results = json.load(file)
-    if not any(row["relation"] == OTHER_LAYOUT for row in results["relations"]):
+        found = json.load(file)
+    verdicts = [row["verdict"] for row in found["relations"] if row["relation"] == OTHER_LAYOUT]
+    if not verdicts:
         output.complain("--against: no schedule of megatron-core trained in both layouts")
-    if not any(row["relation"] == OTHER_LAYOUT and row["verdict"] != "not checked" for row in results["relations"]):
+    if {*verdicts} <= {"not checked"}:
         with open(path, "w") as file:
-            json.dump({**results, "status": results["status"] or 2}, file)
+            json.dump({**found, "status": found["status"] or 2}, file)
 
 
 def with_sizes(command: list[str], layout: dict[str, int]) -> list[str]:

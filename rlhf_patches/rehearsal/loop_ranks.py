@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,7 +18,7 @@ import torch
 
 from .loop_windows import Window, expected
 from .parameters import shown
-from .relation import Relation, Verdict
+from .relation import Relation, Verdict, not_checked
 from .weights import RANKS
 
 PARAMETERS = "parameters across ranks"
@@ -51,6 +52,14 @@ def number() -> tuple[int, int]:
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return 0, 1
     return dist.get_rank(), dist.get_world_size()
+
+
+def failed(name: str, error: Exception) -> Relation:
+    """Not checked; raises if other ranks did not fail: they wait for this one in a collective of the framework's."""
+    traceback.print_exc(file=sys.stderr)
+    if exchanged("failed")[1]:
+        raise error
+    return not_checked(name, f"{type(error).__name__}: {error}")
 
 
 def exchanged(mine: Any) -> tuple[list[Any], str]:

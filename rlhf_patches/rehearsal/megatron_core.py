@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import distributed
 
-from . import loop_ranks, megatron_layout, megatron_parameters, window
+from . import megatron_layout, megatron_parameters, ranks, results, window
+from .loop_ranks import failed
 from .megatron_parameters import Mine, Place, of_one
 from .megatron_relations import AFTER, COPIES, Copies, copies
 from .megatron_router import Router
@@ -112,12 +111,9 @@ class MegatronRehearsal:
 
     def _in_another_layout(self, run: Window) -> list[Relation]:
         try:
-            return megatron_layout.compared(run, self._against or {}, megatron_layout.folder())
+            return megatron_layout.compared(run, self._against or {}, results.layout())
         except Exception as error:  # the run's own functions may fail with another window
-            traceback.print_exc(file=sys.stderr)
-            if loop_ranks.exchanged("failed")[1]:
-                raise  # the other ranks wait for this one
-            return [not_checked(OTHER_LAYOUT, f"{type(error).__name__}: {error}")]
+            return [failed(OTHER_LAYOUT, error)]
 
     # -- the step
 
@@ -142,11 +138,8 @@ class MegatronRehearsal:
             with router.nothing_logged():
                 held, relate = self._before(run, router, leaves)
         except Exception as error:  # the run's own functions may fail with another window
-            traceback.print_exc(file=sys.stderr)
             kept.put_back()
-            if loop_ranks.exchanged("failed")[1]:
-                raise  # the other ranks wait for this one in a collective of the schedule's
-            self._publish([not_checked(COPIES, f"{type(error).__name__}: {error}")])
+            self._publish([failed(COPIES, error)])
             return own()
         kept.put_back()
         rate = _rate(leaves)
@@ -163,7 +156,7 @@ class MegatronRehearsal:
         for each, is_optimized in zip(held, own, strict=True):
             each.optimized = is_optimized
         if self._against:
-            why = megatron_layout.kept(run, self._against, megatron_layout.folder())
+            why = megatron_layout.kept(run, self._against, results.layout())
             self._more = [not_checked(OTHER_LAYOUT, why)] if why else []
 
         def replayed(choice: list[int], scaled: bool = False) -> torch.Tensor:
@@ -357,11 +350,7 @@ def _gathered(mine: Any) -> list[Any] | None:
 
 def _any(mine: bool) -> bool:
     """Whether any rank says so."""
-    if not distributed.is_initialized() or distributed.get_world_size() == 1:
-        return mine
-    of_ranks = [False] * distributed.get_world_size()
-    distributed.all_gather_object(of_ranks, mine)
-    return any(of_ranks)
+    return any(ranks.gathered(mine))
 
 
 def _everywhere(relations: Any) -> list[Relation]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,17 +16,14 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import distributed
 
 from .. import settings
-from . import sketches, window
+from . import loop_ranks, ranks, results, sketches, window
 from .megatron_shards import GRADIENT, WEIGHTS, Whole, gradients, loaded, pieces, saved
 from .megatron_window import Window, core
 from .parameters import shown
 from .relation import OTHER_LAYOUT, Relation, Verdict, not_checked
 
-COMPLETE = "complete"
-"""The file that says that all ranks have saved what the second run needs."""
 _SMALL = 1e-2
 """A parameter's gradient that is smaller than this part of the whole may be rounding errors that cancel."""
 _TIMES_NOISE = 5.0
@@ -48,18 +44,19 @@ def kept(run: Window, against: Mapping[str, int], folder: Path) -> str:
         except Exception as error:  # a module of the user may have no sharded_state_dict that works
             why = f"sharded_state_dict: {type(error).__name__}: {error}"
     size = sum(piece.values.numel() * piece.values.element_size() for _, piece in found)
-    every = _of_all((why, size, folder.is_dir()))
-    if not all(each[2] for each in every):
+    free = shutil.disk_usage(folder).free if folder.is_dir() else None
+    every = ranks.gathered((why, size, free))  # before a rank writes, so that all decide alike
+    if any(each[2] is None for each in every):
         return "the ranks have no temporary folder in common"
-    if not any(each[0] for each in every) and 2 * sum(each[1] for each in every) > shutil.disk_usage(folder).free:
-        return f"the weights and the gradient need more than half of what is free in {folder}"
-    if not any(each[0] for each in every):
-        why = _written(run, [(kind, tuple(piece)) for kind, piece in found], folder)
-        every = _of_all((why,))
     why = next((each[0] for each in every if each[0]), "")
-    if not why and _rank() == 0:
-        (folder / COMPLETE).touch()
-    return str(why)
+    if not why and 2 * sum(each[1] for each in every) > min(each[2] or 0 for each in every):
+        return f"the weights and the gradient need more than half of what is free in {folder}"
+    if not why:
+        mine = _written(run, [(kind, tuple(piece)) for kind, piece in found], folder)
+        why = next((each for each in ranks.gathered(mine) if each), "")
+    if not why and loop_ranks.number()[0] == 0:
+        (folder / results.COMPLETE).touch()
+    return why
 
 
 def _written(run: Window, found: list[Any], folder: Path) -> str:
@@ -73,7 +70,7 @@ def _written(run: Window, found: list[Any], folder: Path) -> str:
         "call": _call(run),
     }
     try:
-        torch.save(content, folder / f"{_rank()}.pt")
+        torch.save(content, folder / f"{loop_ranks.number()[0]}.pt")
     except Exception as error:  # what the user's iterator yields may not be possible to save
         return f"{type(error).__name__}: {error}"
     return ""
@@ -147,7 +144,7 @@ def compared(run: Window, against: Mapping[str, int], folder: Path) -> list[Rela
         why = _another_layout(run, against) or _given(run, whole) or loaded(run.chunks, whole)
     except Exception as error:  # a module of the user may have no sharded_state_dict that works
         why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-    if why := next((each for each in _of_all(why) if each), ""):
+    if why := next((each for each in ranks.gathered(why) if each), ""):
         return [not_checked(OTHER_LAYOUT, why)]
     state, places = core("parallel_state"), [*range(len(run.items))]
     copies = state.get_data_parallel_world_size() // whole.files[0]["ranks"]
@@ -177,7 +174,7 @@ def _measured(run: Window, whole: Whole, places: list[int], copies: int, layout:
     for each in gradients(run.chunks):
         apart = (each.values.cpu() / window.SCALE - second[each.name, each.offset]).nan_to_num(0.0)
         sums[each.name][5] += _squares(apart)
-    every = _of_all((run.drew, sums))
+    every = ranks.gathered((run.drew, sums))
     if any(drew for drew, _ in every):
         why = "the forward step draws random numbers (dropout), and they depend on the layout"
         return not_checked(OTHER_LAYOUT, why)
@@ -200,13 +197,13 @@ def _another_layout(run: Window, against: Mapping[str, int]) -> str:
 def _given(run: Window, whole: Whole) -> str:
     """Give the window the micro-batches of the first run's data-parallel rank in whose place this one is."""
     state = core("parallel_state")
-    ranks, mine = state.get_data_parallel_world_size(), state.get_data_parallel_rank()
+    number, mine = state.get_data_parallel_world_size(), state.get_data_parallel_rank()
     theirs = whole.files[0]["ranks"]
-    if ranks % theirs:
-        return f"there are {ranks} data-parallel ranks, and {theirs} in the first layout"
+    if number % theirs:
+        return f"there are {number} data-parallel ranks, and {theirs} in the first layout"
     if whole.files[0]["call"] != _call(run):
         return "the script gives the schedule other sizes, or another kind of loss"
-    at = mine * theirs // ranks, state.get_context_parallel_rank()
+    at = mine * theirs // number, state.get_context_parallel_rank()
     items: dict[int, Any] = next((file["items"] for file in whole.files if file["at"] == at and file["items"]), {})
     run.take(items)
     return "" if run.reads else "the first tensor-parallel rank's forward step does not read from its data iterator"
@@ -274,21 +271,3 @@ def shown_as(sizes: Mapping[str, int]) -> str:
 
 def _size(name: str) -> int:
     return int(getattr(core("parallel_state"), f"get_{settings.PARALLEL[name]}_parallel_world_size")())
-
-
-def _rank() -> int:
-    return distributed.get_rank() if distributed.is_initialized() else 0
-
-
-def _of_all(mine: Any) -> list[Any]:
-    """What all ranks give."""
-    if not distributed.is_initialized() or distributed.get_world_size() == 1:
-        return [mine]
-    every = [None] * distributed.get_world_size()
-    distributed.all_gather_object(every, mine)
-    return every
-
-
-def folder() -> Path:
-    """Of the command that rehearses in two layouts."""
-    return Path(os.environ.get(f"{settings.PREFIX}REHEARSED", "")).parent / "layout"

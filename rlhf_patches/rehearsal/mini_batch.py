@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from . import loop_ranks, parameters, ranks, rollouts, window
+from . import parameters, ranks, rollouts, window
 from .relation import Relation, Verdict, micro_batches, not_checked
 from .sketches import sketch
 
@@ -154,14 +152,6 @@ def compared(name: str, used: torch.Tensor, wanted: torch.Tensor, law: str, nois
     if result.factor is not None:
         text = f"{result.factor:.3f} x {law}"
     return Relation(name, Verdict.DEVIATES, f"{result.weights[0]:.3f}", text)
-
-
-def failed(error: Exception) -> list[Relation]:
-    """Not checked; raises if other ranks did not fail: they wait for this one in a collective of the framework's."""
-    traceback.print_exc(file=sys.stderr)
-    if loop_ranks.exchanged("failed")[1]:
-        raise error
-    return [not_checked(SIZES, f"{type(error).__name__}: {error}")]
 
 
 def together(mine: Sequence[torch.Tensor], sharded: bool) -> list[torch.Tensor]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from . import frequencies, mini_batch, parameters, pieces, ranks, rollouts, sharding, sketches, states, window
+from .loop_ranks import failed
 from .mini_batch import SIZES
 from .relation import Relation, Verdict, not_checked
 
@@ -65,7 +66,7 @@ class TrainerRehearsal(mini_batch.MiniBatch):
             found.append(frequencies.relation(self._where.inner))
             return [each for each in found if each is not None]
         except Exception as error:  # OpenRLHF may fail with micro-batches of another size
-            return mini_batch.failed(error)
+            return [failed(SIZES, error)]
         finally:
             for module, mode in modes:
                 module.training = mode

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 
 from .labels import LABELS, PREDICTED
 
 _EQUAL = "the mean over micro-batches"
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -67,15 +69,15 @@ def number() -> int:
     return distributed.get_world_size() if initialized else 1
 
 
-def gathered(mine: Mine) -> list[Mine]:
-    """Gather the measurements of all ranks, in rank order. Every rank must call it."""
+def gathered(mine: _T) -> list[_T]:
+    """Gather what all ranks give, such as their measurements, in rank order. Every rank must call it."""
     from torch import distributed
 
     if number() == 1:
         return [mine]
-    of_ranks: list[Mine | None] = [None] * number()
+    of_ranks: list[Any] = [None] * number()
     distributed.all_gather_object(of_ranks, mine)
-    return [each for each in of_ranks if each is not None]
+    return of_ranks
 
 
 def problem(of_ranks: list[Mine]) -> str:

@@ -5,7 +5,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from pathlib import Path
 from typing import Any
+
+from .. import settings
+
+COMPLETE = "complete"
+"""The file that says that all ranks have saved what the run in another layout needs."""
+
+
+def layout() -> Path:
+    """Return the folder of what the run in another layout needs, beside the results."""
+    return Path(os.environ.get(f"{settings.PREFIX}REHEARSED", "")).parent / "layout"
 
 
 def write_results(

@@ -15,6 +15,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from . import frequencies, mini_batch, parameters, pieces, ranks, rollouts, sharding, states, window
+from .loop_ranks import failed
 from .mini_batch import KL, SIZES
 from .relation import Relation, Verdict, not_checked
 
@@ -69,7 +70,7 @@ class WorkerRehearsal(mini_batch.MiniBatch):
             found.append(frequencies.relation(model))
             return [each for each in found if each is not None]
         except Exception as error:  # SkyRL may fail with micro-batches of another size
-            return mini_batch.failed(error)
+            return [failed(SIZES, error)]
         finally:
             self._reshard()
             self._clear()

@@ -269,7 +269,8 @@ def _nothing_reported(trainer: Any, unless: bool = False) -> Iterator[None]:
 def _publish(name: str, size: str, relations: list[Relation], trained_on: Trained | None, first: bool) -> int:
     """Print the table on rank 0, write it for the command if it started this run, and return the exit status."""
     status, path = exit_status(relations), os.environ.get(f"{settings.PREFIX}REHEARSED")
-    met, ran = acted()
+    writes = path is not None and (first or ranks.place().local_rank == "0")
+    met, ran = acted() if first or writes else ({}, [])
     if first:
         text = ["", f"rlhf-patches rehearse: {name}, {size}", *table.lines(relations)]
         text += ["", *(f"repaired: {patch}{how}" for patch, how in met.items())] if met else []
@@ -279,7 +280,7 @@ def _publish(name: str, size: str, relations: list[Relation], trained_on: Traine
             text += ["", "first row, tokens with a label in " + ("green:" if colors else "[brackets]:")]
             text += table.trained_on(trained_on, colors)
         print("\n".join(text), flush=True)
-    if path and (first or ranks.place().local_rank == "0"):
+    if path is not None and writes:
         rows = [{"of": name, **each.as_json()} for each in relations]
         shown = [] if trained_on is None else [{"of": name, **trained_on.as_json()}]
         try:

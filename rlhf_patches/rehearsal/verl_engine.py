@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from . import frequencies, mini_batch, parameters, pieces, ranks, rollouts, states, verl_formula, window
+from .loop_ranks import failed
 from .mini_batch import SIZES
 from .relation import Relation, Verdict, not_checked
 
@@ -58,7 +59,7 @@ class EngineRehearsal(mini_batch.MiniBatch):
             found.append(frequencies.relation(self._engine.module))
             return [each for each in found if each is not None]
         except Exception as error:  # the engine may fail with micro-batches of another size
-            return mini_batch.failed(error)
+            return [failed(SIZES, error)]
         finally:
             self._engine.optimizer_zero_grad()
             for each in without:  # the optimizer may lack it

@@ -45,10 +45,10 @@ def test_the_gradient_of_the_divergence():
 def test_a_rank_that_fails_alone_raises(monkeypatch):
     """The others wait for it in a collective of the framework's, which its training would answer."""
     error = MemoryError("of this rank")
-    assert mini_batch.failed(error)[0].text == "MemoryError: of this rank"
+    assert loop_ranks.failed(mini_batch.SIZES, error).text == "MemoryError: of this rank"
     monkeypatch.setattr(loop_ranks, "exchanged", lambda mine: ([mine], "rank 1 did not end"))
     with pytest.raises(MemoryError, match="of this rank"):
-        mini_batch.failed(error)
+        loop_ranks.failed(mini_batch.SIZES, error)
 
 
 def test_openrlhf_may_divide_by_the_tokens_of_a_row_without_any():

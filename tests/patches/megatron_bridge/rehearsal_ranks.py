@@ -24,12 +24,11 @@ absent_packages.install()
 from megatron.core import num_microbatches_calculator as calculator
 from megatron.core import parallel_state, rerun_state_machine
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.pipeline_parallel import get_forward_backward_func, schedules
+from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from rlhf_patches.proving import states
-from rlhf_patches.rehearsal import start
-from tests.harness import framework_entries, small_gpt
+from tests.harness import framework_entries, rehearsing, small_gpt
 
 MICRO_BATCHES, ROWS, LENGTH = 3, 2, 8
 CASES: dict[str, dict[str, Any]] = {
@@ -114,15 +113,9 @@ def rows() -> Iterator[dict[str, Any]]:
 def rehearsed(case: str, out: Any) -> Any:
     """The results that the command reads."""
     path = out / f"{case} {os.environ['RANK']}.json"
-    os.environ.update(RLHF_PATCHES_REHEARSE="1", RLHF_PATCHES_REHEARSED=str(path))
-    start._began = False
-    start.arm()
-    with contextlib.suppress(SystemExit):
+    with rehearsing.armed(path), contextlib.suppress(SystemExit):
         step(case)
-    for name, each in list(vars(schedules).items()):
-        if hasattr(each, "_rehearses"):
-            setattr(schedules, name, each.__wrapped__)
-    return json.loads(path.read_text()) if path.exists() else None
+    return rehearsing.results(path)
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from megatron.core.distributed import (
 )
 from megatron.core.enums import ModelType
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.pipeline_parallel import get_forward_backward_func, schedules
+from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import MegatronModule
 
@@ -36,10 +36,10 @@ import rlhf_patches
 from hunt import megatron_gpt
 from rlhf_patches import settings
 from rlhf_patches.proving import states
-from rlhf_patches.rehearsal import megatron_layout, start
+from rlhf_patches.rehearsal import megatron_layout, results, start
 from rlhf_patches.rehearsal.megatron_core import MegatronRehearsal
 from rlhf_patches.rehearsal.trainer import Ended
-from tests.harness import small_gpt
+from tests.harness import rehearsing, small_gpt
 from tests.patches.megatron_core.rehearsal_cases import CASES, Case
 from tests.patches.megatron_core.rehearsal_faults import BREAKING
 
@@ -245,13 +245,13 @@ def in_two_layouts(name: str, against: str, folder: Path) -> dict[str, Any]:
     made = [tempfile.mkdtemp(dir=folder)]
     torch.distributed.broadcast_object_list(made)
     of_case = Path(made[0])
-    (of_case / "layout").mkdir(exist_ok=True)
     os.environ["RLHF_PATCHES_REHEARSED"] = str(of_case / "results.json")
+    results.layout().mkdir(exist_ok=True)
     sizes = settings.layout(against)
     found = rehearsed(name, against=sizes)
     config = model_parallel_config.ModelParallelConfig
     own = parallel_state.initialize_model_parallel, config.__post_init__
-    if (of_case / "layout" / megatron_layout.COMPLETE).exists():
+    if (results.layout() / results.COMPLETE).exists():
         megatron_layout.wrapped(parallel_state, sizes)
         megatron_layout.wrapped(model_parallel_config, sizes)
         try:
@@ -264,20 +264,12 @@ def in_two_layouts(name: str, against: str, folder: Path) -> dict[str, Any]:
 def weights(name: str, path: Path | None, word: str = "go-on") -> list[Any]:
     """Norms and weights of three steps, and the next random number; rehearsed as the environment says if a path."""
     training = Training(CASES[name])
-    if path is not None:
-        os.environ.update(RLHF_PATCHES_REHEARSE=word, RLHF_PATCHES_REHEARSED=str(path))
-        start._began = False
-        start.arm()
     norms: list[Any] = []
-    try:
-        norms += [training.step(get_forward_backward_func())[1] for _ in range(3)]
-    except SystemExit as ended:
-        norms.append(f"status {ended.code}")
-    finally:
-        for each in ("no_pipelining", "pipelining_without_interleaving", "pipelining_with_interleaving"):
-            schedule = getattr(schedules, f"forward_backward_{each}")
-            setattr(schedules, f"forward_backward_{each}", getattr(schedule, "__wrapped__", schedule))
-        os.environ.pop("RLHF_PATCHES_REHEARSE", None)
+    with rehearsing.armed(path, word) if path is not None else contextlib.nullcontext():
+        try:
+            norms += [training.step(get_forward_backward_func())[1] for _ in range(3)]
+        except SystemExit as ended:
+            norms.append(f"status {ended.code}")
     values = [each.detach().double() for chunk in training.chunks for each in chunk.parameters()]
     return [norms, [float(each.sum()).hex() for each in values], float(torch.rand(())).hex()]
 
@@ -286,11 +278,11 @@ def gone_on(name: str, out: Path) -> dict[str, Any]:
     """Whether a run that was rehearsed goes on as if it had not been."""
     path = out / f"results{os.environ['RANK']}.json"
     without, with_it = weights(name, None), weights(name, path)
-    results = json.loads(path.read_text()) if path.exists() else None
+    found = rehearsing.results(path)
     path.unlink(missing_ok=True)
     (ended,), *_ = weights(name, path, "1")
     path.unlink(missing_ok=True)
-    return {"same": without == with_it, "results": results, "ended": ended}
+    return {"same": without == with_it, "results": found, "ended": ended}
 
 
 def main() -> None:

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from rlhf_patches.proving import states
-from rlhf_patches.rehearsal import start
-from tests.harness import summed_gradients
+from tests.harness import rehearsing, summed_gradients
 from tests.patches.swift import null_ref_context_ranks
 from tests.patches.swift.fp32_gradients_ranks import arguments
 from tests.patches.swift.logits_ranks import IGNORED, VOCABULARY, megatron_model
@@ -81,18 +80,11 @@ def rows() -> Any:
 def rehearsed(case: str, out: Any) -> Any:
     """The results that the command reads."""
     path = out / f"results{os.environ['RANK']}.json"
-    os.environ.update(RLHF_PATCHES_REHEARSE="1", RLHF_PATCHES_REHEARSED=str(path))
     with summed_gradients.streams():
         trainer = trainer_of(case)
-        start._began = False
-        start.arm()
-        with contextlib.suppress(SystemExit):
+        with rehearsing.armed(path), contextlib.suppress(SystemExit):
             trainer.run_train_step(rows(), None)
-    schedules = importlib.import_module("megatron.core.pipeline_parallel.schedules")
-    for name, each in vars(schedules).items():
-        if hasattr(each, "_rehearses"):
-            setattr(schedules, name, each.__wrapped__)
-    return json.loads(path.read_text()) if path.exists() else None
+    return rehearsing.results(path)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 from unittest import mock
 
@@ -13,6 +14,7 @@ SHARE = 0.5
 
 
 def observe() -> dict[str, Any]:
+    from verl.utils.profiler import performance
     from verl.workers.utils import losses
 
     released = losses.value_loss
@@ -21,11 +23,20 @@ def observe() -> dict[str, Any]:
         loss, metrics = released(*args, **kwargs)
         return loss * SHARE, metrics
 
+    logged = performance.GPUMemoryLogger("critic", logging.getLogger(__name__))(released)
+
+    def around_a_decorator(*args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        loss, metrics = logged(*args, **kwargs)
+        return loss * SHARE, metrics
+
     rows = len(worker.PROMPTS)
     tokens = int(worker.make_rows(worker.CASES["four"])["response_mask"].sum())
     numbers = {"dp_size": 1, "batch_num_tokens": int(tokens / SHARE), "global_batch_size": int(rows / SHARE)}
-    with mock.patch.object(losses, "value_loss", own):
-        return worker.by_hand("token-mean", **numbers)
+    found = {}
+    for loss in (own, around_a_decorator):
+        with mock.patch.object(losses, "value_loss", loss):
+            found[loss.__name__] = worker.by_hand("token-mean", **numbers)
+    return found
 
 
 def main() -> None:
