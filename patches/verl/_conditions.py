@@ -14,13 +14,18 @@ def is_called_by_an_engine() -> bool:
     """Whether an engine calls the value loss that runs: a user's loss around it may already scale the result."""
     frame: FrameType | None = sys._getframe(1)  # known: who calls the loss decides who scales it
     is_within = False
-    while frame is not None and not (is_within and _module(frame) != _LOSSES):
+    while frame is not None and not (is_within and not _is_passed(_module(frame))):
         is_within = is_within or _module(frame) == _LOSSES
         frame = frame.f_back  # known: a module's name is that of its code
     if frame is None or _module(frame).partition(".")[0] in ("verl", "rlhf_patches"):
         return True
     engines = sys.modules.get("verl.workers.engine.base")
-    return engines is not None and isinstance(frame.f_locals.get("self"), engines.BaseEngine)
+    return engines is not None and issubclass(type(frame.f_locals.get("self")), engines.BaseEngine)
+
+
+def _is_passed(module: str) -> bool:
+    """Whether its code hands on what it calls: the loss itself, and verl's decorators."""
+    return module == _LOSSES or module.startswith("verl.utils.")
 
 
 def _module(frame: FrameType) -> str:

@@ -35,7 +35,8 @@ for `actor/pg_loss`.
 trainer that does not set `global_batch_size`; `critic/loss` is right there, too.
 
 The patch does not change a loss of your own that calls `value_loss`, which may already have the right scale: rank 0
-logs one warning. It does not change a custom trainer that does not set the number that its `critic.loss_agg_mode`
+logs one warning. In an engine of your own, methods that call `value_loss` are repaired: remove a scale of yours there.
+The patch does not change a custom trainer that does not set the number that its `critic.loss_agg_mode`
 needs; 0.6.1, whose optional engines (`use_legacy_worker_impl=disable`) have the same error in the policy's loss as
 well; the critics of `verl.workers.critic`, which are right; and 0.7.0's `seq-mean-token-sum-norm`, which is a sum over
 the mini-batch.""",
