@@ -109,7 +109,7 @@ def part_of_micro_batches(self: Any, num_items_in_batch: Any) -> float | bool | 
     loss_of = self.uld_loss_fn if is_uld else self.generalized_jsd_loss
     # known: the release's own loss, as the next line asks; it is a sum if it takes the number that divides it
     is_mean = is_uld or "num_items_in_batch" not in getattr(getattr(loss_of, "__code__", None), "co_varnames", ())
-    own = _window.replaced(self, loss_of, *(() if is_mean else _window.LOADING))
+    own = _window.replaced(self, loss_of, *(() if is_mean or counted == 1 else _window.LOADING))
     if own or getattr(self, "use_liger_gkd_loss", False):
         return None
     if not is_mean:

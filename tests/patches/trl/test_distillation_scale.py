@@ -11,7 +11,7 @@ from types import FunctionType, SimpleNamespace
 import pytest
 
 from rlhf_patches.patches import _released
-from rlhf_patches.patches.trl import _window
+from rlhf_patches.patches.trl import _conditions, _window
 from tests.harness.by_case import exhaustive_but
 from tests.harness.forkserver import TORCH, TRL, Level
 from tests.harness.side_by_side import folder
@@ -218,6 +218,17 @@ def test_how_often_a_loader_of_one_s_own_gives_a_batch_is_not_known(name, monkey
         f"trl-distillation-scale: SimpleNamespace.{name} is not the release's own: the gradient stays as released"
     ]
     assert _window.summed(own, loss, 9)() == 24 * 4, "GKD's is right with any loader"
+
+
+def test_without_accumulation_any_loader_is_known_to_the_condition():
+    """It gives a batch once, as GOLD's own does, and the patch repairs the loss."""
+    own = trainer()
+    own._get_train_sampler = lambda: None
+    own.use_uld_loss, own.generalized_jsd_loss = False, of_trl(lambda num_items_in_batch: 24.0)
+    assert _conditions.part_of_micro_batches(own, 9) is None
+    own.args.gradient_accumulation_steps = 1
+    assert _conditions.part_of_micro_batches(own, 9) == 1 / 4
+    assert _window.summed(own, own.generalized_jsd_loss, 9, 1)(9) == 24 * 4
 
 
 @pytest.mark.parametrize(
