@@ -93,14 +93,17 @@ def divisor_of_a_buffer(trainer: Any, inputs: Any, items: Any) -> Any:
 
 def _of_a_buffer(trainer: Any, inputs: Any, items: torch.Tensor) -> torch.Tensor | None:
     """The trained tokens, as often as the released number counts each; None if the window stays as released."""
-    if not any(trainer._buffered_on_policy or ()) or _counts_otherwise(trainer, items):
+    if not any(trainer._buffered_on_policy or ()):
         rlhf_patches.decided(_NAME, False)
+        return None
+    if _counts_otherwise(trainer, items):
         return None
     batches = trainer._buffered_inputs or []
     labels = [batch.get("labels") if isinstance(batch, dict) else None for batch in batches]
     other = _window.replaced(trainer, trainer.generalized_jsd_loss, *_window.LOADING)
     is_known = not other and any(inputs is each for each in batches) and all(each is not None for each in labels)
-    rlhf_patches.decided(_NAME, is_known)
+    if is_known:
+        rlhf_patches.decided(_NAME, True)
     if other:
         _released.left(_NAME, other)
     counts = [(each[:, 1:] != -100).sum() for each in labels if each is not None]
@@ -162,7 +165,8 @@ def _last(
     """The last micro-batch of a window: it, and those before it, are divided by the tokens that the window trains."""
     other = _window.replaced(trainer, trainer.generalized_jsd_loss)
     is_known = not other and window.micro_batches == _window.micro_batches_of(trainer)
-    rlhf_patches.decided(_NAME, window.generated and is_known)
+    if is_known or not window.generated:
+        rlhf_patches.decided(_NAME, window.generated)
     if other and window.generated:
         _released.left(_NAME, other)
     if not (window.generated and is_known) and not _adds_up(trainer):
